@@ -264,7 +264,9 @@ MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
 msrv: ## type-check with the oldest supported compiler
 	$(call if_installed,rustup,rustup --version,rustup run --install $(MSRV) cargo check --workspace --all-features --target-dir target/msrv)
 
+# Builds without object stores also say so.
 powerset: ## type-check all pairs of features
+	cargo test --package tload-checkpoint --no-default-features --test no_objects
 	$(call if_installed,cargo-hack,cargo hack --version,cargo hack check $(FEATURED) --feature-powerset --depth 2)
 
 ##@ Soundness
@@ -303,9 +305,9 @@ valgrind: ## test under valgrind
 		cargo test --package tload-soundness --test engines --test simulated -- --test-threads=1)
 
 # Searches for lines whose changes no test detects; takes hours. With ARGS, for example:
-# make mutants ARGS='--file crates/core/src/plan/split.rs'
+# make mutants ARGS='--file crates/plan/src/split.rs'
 mutants: ## look for lines without a test (hours)
-	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(foreach crate,base copy format memory ranks storage store,--package tload-$(crate)) $(ARGS))
+	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(foreach crate,base checkpoint copy format memory plan ranks storage store verify,--package tload-$(crate)) $(ARGS))
 
 doc: ## build the Rust documentation
 	cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib

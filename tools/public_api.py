@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "target" / "doc" / "tload"
 LIST = ROOT / "crates" / "core" / "public-api.txt"
 
-SKIPPED = {"internal", "testing"}
-"""Modules that are hidden, and that a feature adds for tests."""
+SKIPPED = {"internal"}
+"""Modules that are hidden."""
 
 MEMBER = re.compile(r'<section id="(method|tymethod|associatedconstant)\.[^"]*"[^>]*>(.*?)</section>', re.DOTALL)
 FIELD = re.compile(r'<(?:span|section) id="(?:structfield|variant)\.[^"]*"[^>]*>(.*?)</(?:span|section)>', re.DOTALL)

@@ -17,7 +17,7 @@ pub(crate) fn headers(criterion: &mut Criterion) {
         group.throughput(Throughput::Bytes(header.len() as u64));
         group.bench_function(BenchmarkId::new("parse", tensors), |bencher| {
             bencher.iter(|| {
-                let parsed = tload::testing::parse_header(black_box(&header), file_bytes);
+                let parsed = tload_testing::parse_header(black_box(&header), file_bytes);
                 assert_eq!(parsed, Ok(tensors));
             });
         });

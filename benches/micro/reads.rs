@@ -11,11 +11,11 @@ use tload::internal::memory::{EventCount, Slab};
 use tload::internal::plan::Layout;
 use tload::internal::schedule::Depth;
 use tload::internal::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
-use tload::testing::fixtures::tensor_info;
-use tload::testing::null::NullEngine;
-use tload::testing::sim::SimConfig;
-use tload::testing::simulation::Simulation;
 use tload::{Dtype, EngineChoice, Location, Order, Result};
+use tload_testing::fixtures::tensor_info;
+use tload_testing::null::NullEngine;
+use tload_testing::sim::SimConfig;
+use tload_testing::simulation::Simulation;
 
 use crate::is_measuring;
 
@@ -76,7 +76,7 @@ pub(crate) fn pipeline(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("extents", extent_bytes), |bencher| {
             bencher.iter(|| {
                 let (result, _) = simulation.run_alone(&|_, tensor| {
-                    tload::testing::receive(&tensor);
+                    tload_testing::receive(&tensor);
                 });
                 result.expect("nothing fails");
             });

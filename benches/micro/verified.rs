@@ -1,9 +1,9 @@
 //! Overhead of verification: loads of a file in the page cache, where nothing else is slow.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{Dtype, LoadOptions, Loader, Location, Verify};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 use crate::is_measuring;
 

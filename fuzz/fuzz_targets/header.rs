@@ -1,5 +1,5 @@
-//! The target `header` of `tload::testing::fuzz`, under libFuzzer.
+//! The target `header` of `tload_testing::fuzz`, under libFuzzer.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| tload::testing::fuzz::run("header", input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tload_testing::fuzz::run("header", input));

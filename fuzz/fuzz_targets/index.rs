@@ -1,5 +1,5 @@
-//! The target `index` of `tload::testing::fuzz`, under libFuzzer.
+//! The target `index` of `tload_testing::fuzz`, under libFuzzer.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| tload::testing::fuzz::run("index", input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tload_testing::fuzz::run("index", input));

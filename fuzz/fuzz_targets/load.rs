@@ -1,5 +1,5 @@
-//! The target `load` of `tload::testing::fuzz`, under libFuzzer.
+//! The target `load` of `tload_testing::fuzz`, under libFuzzer.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| tload::testing::fuzz::run("load", input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tload_testing::fuzz::run("load", input));

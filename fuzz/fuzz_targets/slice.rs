@@ -1,5 +1,5 @@
-//! The target `slice` of `tload::testing::fuzz`, under libFuzzer.
+//! The target `slice` of `tload_testing::fuzz`, under libFuzzer.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| tload::testing::fuzz::run("slice", input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tload_testing::fuzz::run("slice", input));

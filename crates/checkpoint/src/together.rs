@@ -68,7 +68,8 @@ impl Together {
     ///
     /// # Errors
     ///
-    /// [`crate::error::ErrorKind::Peer`] for missing ranks, and for those that do not begin the load.
+    /// [`crate::error::ErrorKind::Peer`] for missing ranks, and for those that do not begin the
+    /// load.
     pub(super) fn find(locations: &[Location], options: &OpenOptions) -> Result<Self> {
         let started = Instant::now();
         let Some(group) = options.group.as_ref().filter(|group| group.size() > 1) else {

@@ -33,7 +33,7 @@ pub(super) struct Sources {
 /// Open source.
 #[derive(Debug)]
 pub(super) enum Opened {
-    File(Box<FileSource>),
+    File(FileSource),
     /// Object with its first bytes.
     Object(ObjectSource, Vec<u8>),
 }
@@ -48,7 +48,7 @@ impl Sources {
 
     pub(super) fn open(&self, location: &Location, shared: &Arc<Shared>) -> Result<Opened> {
         if location.as_path().is_some() {
-            return FileSource::open(location).map(Box::new).map(Opened::File);
+            return FileSource::open(location).map(Opened::File);
         }
         self.open_object(location, shared)
     }

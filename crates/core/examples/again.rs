@@ -8,9 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Checkpoint, Dtype, Loader, Location, Result, StoreOptions};
 use tload_testbed::Versitygw;
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 const TENSORS: usize = 448;
 const TENSOR_BYTES: usize = (50 << 20) / TENSORS;

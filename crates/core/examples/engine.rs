@@ -1,6 +1,6 @@
 //! An engine of your own, which reads files without threads of its own: a job is read when the lane
 //! asks for results. Checks that it keeps the contract of engines:
-//! `cargo run -p tload --features testing --example engine`.
+//! `cargo run -p tload --example engine`.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions, write};
@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use tload::extend::{Done, Engine, Job, Transfer, Wait};
-use tload::testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
 use tload::{Error, ErrorKind};
+use tload_testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
 
 struct ReadAt {
     files: Vec<(PathBuf, File)>,

@@ -10,8 +10,8 @@
 //! outlives every write to it, and no window has two owners. A [`Source`] is where small pieces,
 //! such as headers, are fetched from.
 //!
-//! The feature `testing` adds suites that check the contracts: `tload::testing::conformance`. The
-//! built-in engines pass the same ones.
+//! The crate `tload-testing` has suites that check the contracts, in `conformance`. The built-in
+//! engines pass the same ones.
 //!
 //! # Examples
 //!

@@ -9,8 +9,14 @@ pub use crate::options::{
     unknown_variables,
 };
 pub use crate::probe::ceiling::Ceiling;
+pub use crate::report::Counters;
 pub use crate::sync::descriptors::reserve_descriptors;
 pub use crate::sync::per_process::process_id;
+
+/// The comparison of what a load reads.
+pub mod check {
+    pub use crate::load::check::{Check, SourceFacts};
+}
 
 /// The CUDA driver.
 pub mod cuda {
@@ -50,6 +56,11 @@ pub mod schedule {
 /// Sinks, and what they own.
 pub mod sink {
     pub use crate::sink::*;
+}
+
+/// Streams, and what ends them.
+pub mod stream {
+    pub use crate::load::stream::{Handover, LastSteps, StreamSetup};
 }
 
 /// Files and objects.

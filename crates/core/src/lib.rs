@@ -4,7 +4,7 @@
 //! arrive in host or GPU memory while later ones are still being read.
 //!
 //! ```
-//! # let model = tload::testing::ExampleModel::new(); let path = model.path();
+//! # let model = tload_testing::ExampleModel::new(); let path = model.path();
 //! use tload::Checkpoint;
 //!
 //! // A path, or a URL such as `s3://bucket/model`.
@@ -35,8 +35,8 @@
 //!
 //! # A tensor's life, in seven files
 //!
-//! `header.rs` of the crate `tload-format` finds it in a file's header. `plan/split.rs` decides
-//! which memory it shares and `plan/place.rs` which reads fetch it. `load/pipeline/mod.rs` moves
+//! `header.rs` of the crate `tload-format` finds it in a file's header. `split.rs` of `tload-plan`
+//! decides which memory it shares and `place.rs` which reads fetch it. `load/pipeline/mod.rs` moves
 //! each read's window of memory (`lease.rs` of the crate `tload-memory`) to an engine
 //! (`engine/uring/mod.rs`) and on to `sink/host.rs` or `sink/cuda/mod.rs`, which completes the
 //! tensor. `load/stream/mod.rs` hands it over.
@@ -47,24 +47,21 @@ pub mod extend;
 #[doc(hidden)]
 pub mod internal;
 pub mod report;
-#[cfg(feature = "testing")]
-pub mod testing;
-pub mod verify;
 
 #[cfg(feature = "object")]
 mod custom_store;
 mod engine;
+mod groups;
 mod load;
 mod options;
-mod plan;
 mod probe;
-mod schedule;
 mod sink;
 mod tensor;
 
 // Paths of modules that are in crates below.
 pub(crate) use tload_base::{crc, error, sync};
 pub(crate) use tload_memory::{self as memory, cuda};
+pub(crate) use tload_plan::{self as plan, schedule};
 pub(crate) use tload_storage as storage;
 pub(crate) use {tload_checkpoint as checkpoint, tload_format as format};
 
@@ -76,6 +73,35 @@ pub mod copy {
         CopyAction, CopyControl, CopyJob, CopyOptions, CopyPlan, CopyProgress, CopyReport,
         ListedFile, PlannedFile, list_files, read_beside,
     };
+}
+
+/// Digests of checkpoints: what bytes are compared with, and the comparison of a whole checkpoint.
+///
+/// # Examples
+///
+/// Compares what a load reads:
+///
+/// ```
+/// # let model = tload_testing::ExampleModel::new(); let path = model.path();
+/// use tload::{Checkpoint, LoadOptions, Verify};
+///
+/// let checkpoint = Checkpoint::open(path)?;
+/// // The example has no digests.
+/// let strict = LoadOptions::new().verify(Verify::Require);
+/// assert!(checkpoint.load().options(strict).stream().is_err());
+/// let lenient = LoadOptions::new().verify(Verify::Auto);
+/// assert_eq!(checkpoint.load().options(lenient).stream()?.count(), 3);
+/// # Ok::<(), tload::Error>(())
+/// ```
+pub mod verify {
+    #[doc(inline)]
+    pub use tload_verify::{
+        Algorithm, Comparison, Digest, Expectation, Expected, FileError, FileOutcome, FileReport,
+        MANIFEST_NAME, Manifest, ManifestFile, ManifestHeader, ManifestTarget, ManifestTensor,
+        Mismatch, SignatureText, SignedFiles, Verification, Verify, VerifyControl, VerifyOptions,
+        VerifyProgress, VerifyReport, find, read_signature, require_files,
+    };
+    pub(crate) use tload_verify::{HINT, corrupt, find_now, implied_header};
 }
 
 /// Processes that load one checkpoint together.
@@ -100,8 +126,11 @@ pub use load::stream::{Canceller, Progress, TensorStream};
 pub use load::{Checkpoint, Loader};
 pub use memory::{DeviceBytes, KeepAlive, Target, release_staging};
 #[doc(inline)]
+pub use options::Order;
+#[doc(inline)]
 pub use options::{CacheMode, Location, Protocol, StoreOptions};
-pub use options::{Device, EngineChoice, LoadOptions, OnPeerLoss, Order, Share};
+pub use options::{Device, EngineChoice, LoadOptions, OnPeerLoss, Share};
+#[doc(inline)]
 pub use plan::{Selection, Sharded, Sharding};
 pub use ranks::{Group, LocalGroup};
 pub use report::Report;
@@ -109,4 +138,5 @@ pub use sink::DeviceMemory;
 #[doc(inline)]
 pub use storage::StoreClient;
 pub use tensor::Tensor;
+#[doc(inline)]
 pub use verify::Verify;

@@ -19,7 +19,7 @@ use crate::memory::{DeviceBytes, RegionBytes, Target};
 /// # Examples
 ///
 /// ```
-/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// # let model = tload_testing::ExampleModel::new(); let path = model.path();
 /// use tload::{Checkpoint, Dtype, Selection};
 ///
 /// let bias = Selection::names(["layer.0.bias"]);
@@ -60,7 +60,8 @@ impl Tensor {
 
     /// Marks the tensor as received by the caller: its bytes leave the budget when all its
     /// neighbours have been received.
-    pub(crate) fn received(&self) {
+    #[doc(hidden)]
+    pub fn received(&self) {
         match &self.bytes {
             TensorBytes::Host(bytes) => bytes.region().tensor_received(),
             TensorBytes::Device(bytes) => bytes.region().tensor_received(),
@@ -171,7 +172,7 @@ impl Tensor {
 /// # Examples
 ///
 /// ```
-/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// # let model = tload_testing::ExampleModel::new(); let path = model.path();
 /// let loaded: tload::Result<Vec<_>> = tload::Checkpoint::open(path)?.load().stream()?.collect();
 /// let loaded = loaded?;
 /// let named = loaded.iter().map(|tensor| (tensor.name(), tensor));

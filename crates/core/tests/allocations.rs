@@ -2,8 +2,8 @@
 //! process of its own, since it counts allocations.
 
 use tload::CacheMode;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Dtype, EngineChoice, LoadOptions, Loader, Location};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 #[global_allocator]
 static COUNTED: dhat::Alloc = dhat::Alloc;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use tload::CacheMode;
 use tload::internal::Ceiling;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Dtype, EngineChoice, LoadOptions, Loader, Location, TensorStream};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 /// Number of loads, after those that create the state that a process creates once.
 const LOADS: usize = 1000;

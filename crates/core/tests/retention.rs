@@ -3,8 +3,8 @@
 
 use std::io::Write;
 
-use tload::testing::fixtures::Rng;
 use tload::{Dtype, LoadOptions, Loader, Location};
+use tload_testing::fixtures::Rng;
 
 const MIB: usize = 1 << 20;
 const SHARDS: usize = 8;

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use tload::CacheMode;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Dtype, EngineChoice, ErrorKind, LoadOptions, Loader, Location, Order, Result, Tensor};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 const SHARDS: usize = 3;
 const TENSORS: usize = 16;

@@ -8,12 +8,12 @@ use std::sync::{Arc, OnceLock};
 
 use tload::internal::plan::Arrangement;
 use tload::internal::sink::HostSink;
-use tload::testing::conformance::sink_suite;
-use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::testing::sim::Moments;
-use tload::testing::simulation::{Simulation, Watched};
-use tload::testing::{parse_header, receive};
 use tload::{Canceller, Dtype, ErrorKind, Tensor};
+use tload_testing::conformance::sink_suite;
+use tload_testing::fixtures::{FileBuilder, Rng};
+use tload_testing::sim::Moments;
+use tload_testing::simulation::{Simulation, Watched};
+use tload_testing::{parse_header, receive};
 
 const SEEDS: u64 = if cfg!(miri) { 6 } else { 300 };
 

@@ -18,7 +18,6 @@ mod mirror_report;
 mod object;
 #[cfg(feature = "object")]
 pub mod object;
-mod read_hints;
 mod source;
 mod store_probe;
 
@@ -39,7 +38,7 @@ pub use object::{
     Folder, ObjectSource, OpenedState, Remote, StoreClient, TILE_BYTES, cached, commit_in_cache,
     is_in_snapshot, open_deadline, unversioned_note,
 };
-pub use read_hints::ReadHints;
 pub use source::Source;
 pub use store_probe::{ConnectionRate, StoreProbe};
 pub use sync::retry::Retries;
+pub use tload_plan::ReadHints;

@@ -124,7 +124,7 @@ pub(crate) fn copiers(files: &[ReadFile], gpus: usize) -> Option<usize> {
 }
 
 /// Opens the engine of a rank that another rank reads for.
-pub(crate) fn open_shared(setup: &Arc<SharedSetup>) -> OpenedEngine {
+pub fn open_shared(setup: &Arc<SharedSetup>) -> OpenedEngine {
     OpenedEngine {
         engine: Box::new(SharedEngine::open(setup)),
         name: "shared",

@@ -373,7 +373,7 @@ pub(super) mod tests {
     use crate::memory::{RegionWriter, Slab};
     use crate::options::{CacheMode, EngineChoice, Location};
     use crate::storage::{FileSource, RefusedDirect, evict, residency};
-    use crate::testing::fixtures::Rng;
+    use tload_testing::fixtures::Rng;
 
     pub(in crate::engine) const CRC: Polynomial = Polynomial::Crc64Nvme;
     const LEN: usize = 3 * COPY_BYTES + 777;

@@ -65,14 +65,14 @@ mod uring;
 mod uring;
 mod work;
 
-pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
-pub(crate) use choose::{copiers, open_remote, open_shared};
+pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open, open_shared};
+pub(crate) use choose::{copiers, open_remote};
 pub(crate) use object::open_cached;
 pub use object::open_objects;
 pub(crate) use remote::{RemoteSetup, RemoteSource};
-pub(crate) use reread::{RereadSetup, StorageEngines};
+pub use reread::{RereadSetup, StorageEngines};
 pub use setup::{EngineSetup, ObjectSetup, Refusal, RingProbe};
-pub(crate) use shared::SharedSetup;
+pub use shared::SharedSetup;
 pub use uring::probe_ring;
 
 pub use crate::report::Transfer;

@@ -13,26 +13,37 @@ use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 
 /// Configuration of the reads in place of another rank.
-pub(crate) struct RereadSetup {
-    pub(crate) on_peer_loss: OnPeerLoss,
+pub struct RereadSetup {
+    /// Reaction to the loss of that rank.
+    pub on_peer_loss: OnPeerLoss,
     /// The other rank verifies what it reads; nothing does so here.
-    pub(crate) is_verified: bool,
+    pub is_verified: bool,
     /// Bytes that have been read in its place.
-    pub(crate) bytes: Arc<AtomicU64>,
+    pub bytes: Arc<AtomicU64>,
     /// Opens what reads from storage, on the thread that uses it.
-    pub(crate) open: Box<OpenStorage>,
-    pub(crate) cancel: Arc<CancelFlag>,
+    pub open: Box<OpenStorage>,
+    /// Ends the reads.
+    pub cancel: Arc<CancelFlag>,
 }
 
 /// Opens the engines that read from storage.
 pub(crate) type OpenStorage = dyn Fn() -> Result<StorageEngines> + Send + Sync;
 
 /// Engines that read from storage.
-pub(crate) struct StorageEngines {
-    pub(crate) engines: Vec<Box<dyn Engine>>,
+pub struct StorageEngines {
+    /// One for each group of sources.
+    pub engines: Vec<Box<dyn Engine>>,
     /// By source of the engine in front: its engine here, the source there, and the offset in that
     /// source.
-    pub(crate) places: Vec<(usize, usize, u64)>,
+    pub places: Vec<(usize, usize, u64)>,
+}
+
+impl fmt::Debug for StorageEngines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StorageEngines")
+            .field("engines", &self.engines.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl RereadSetup {

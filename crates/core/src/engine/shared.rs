@@ -22,16 +22,17 @@ use crate::sync::event_count::EventCount;
 use tload_ranks::{Availability, Link};
 
 /// Configuration of a shared engine.
-pub(crate) struct SharedSetup {
+pub struct SharedSetup {
     /// Plan of the load: of slices, only the wanted bytes are copied.
-    pub(crate) plan: Arc<Plan>,
+    pub plan: Arc<Plan>,
     /// Connection to the leader.
-    pub(crate) link: Arc<Link>,
+    pub link: Arc<Link>,
     /// By source: the region that it stands for.
-    pub(crate) regions: Vec<usize>,
+    pub regions: Vec<usize>,
     /// Number of jobs in flight that the engine must accept.
-    pub(crate) depth: usize,
-    pub(crate) reread: RereadSetup,
+    pub depth: usize,
+    /// Reads in place of a leader that is lost.
+    pub reread: RereadSetup,
 }
 
 impl fmt::Debug for SharedSetup {

@@ -18,7 +18,7 @@ use std::ops::Deref;
 /// # Examples
 ///
 /// ```
-/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// # let model = tload_testing::ExampleModel::new(); let path = model.path();
 /// let checkpoint = tload::Checkpoint::open(path)?;
 /// for tensor in checkpoint.tensors() {
 ///     println!("{} {} {:?}", tensor.name(), tensor.dtype(), tensor.shape());
@@ -65,7 +65,7 @@ impl Checkpoint {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     /// use tload::{Checkpoint, ErrorKind};
     ///
     /// // A path, or text: a path or a URL such as `s3://bucket/model`.
@@ -129,7 +129,7 @@ impl Checkpoint {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> tload::Result<()> {
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     /// let checkpoint = Checkpoint::open_async(path, OpenOptions::default()).await?;
     /// let mut stream = checkpoint.load().stream()?;
     /// // The stream is an iterator as well, which would block.
@@ -160,7 +160,7 @@ impl Checkpoint {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     /// let file = path.join("model.safetensors");
     /// let checkpoint = tload::Checkpoint::open_all([&file])?;
     /// assert_eq!(checkpoint.shards().len(), 1);
@@ -221,7 +221,7 @@ impl Checkpoint {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     /// let checkpoint = tload::Checkpoint::open(path)?;
     /// assert_eq!(checkpoint.metadata().get("format").map(String::as_str), Some("pt"));
     /// # Ok::<(), tload::Error>(())
@@ -247,7 +247,7 @@ impl Checkpoint {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     /// use tload::{Checkpoint, LoadOptions, Selection};
     ///
     /// let checkpoint = Checkpoint::open(path)?;

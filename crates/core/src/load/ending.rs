@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use super::check::Check;
 use super::distributed::Joined;
-use super::groups::{LeaderGroup, RemoteReports, Sources};
 use super::outputs::Complete;
 use super::pipeline::Feed;
 use super::stream::LastSteps;
 use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
+use crate::groups::{LeaderGroup, RemoteReports, Sources};
 use crate::options::{LoadOptions, OnPeerLoss};
 use crate::report::{Counters, Report};
 use crate::storage::ReadFile;

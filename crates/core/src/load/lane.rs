@@ -11,10 +11,10 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::groups::OpenEngine;
 use super::pipeline::{self, Feed, LaneWork};
 use crate::engine::{Engine, Refusal};
 use crate::error::{Error, ErrorKind, Result};
+use crate::groups::OpenEngine;
 use crate::options::EngineChoice;
 use crate::report::{Counters, EngineReport};
 use crate::sink::Sink;

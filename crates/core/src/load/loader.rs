@@ -27,7 +27,7 @@ use crate::verify::Expectation;
 /// # Examples
 ///
 /// ```
-/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// # let model = tload_testing::ExampleModel::new(); let path = model.path();
 ///
 /// use tload::{Checkpoint, Selection};
 ///
@@ -112,7 +112,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use tload::{Checkpoint, ErrorKind, Selection};
     ///
@@ -143,7 +143,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// let checkpoint = tload::Checkpoint::open(path)?;
     /// let loader = checkpoint.load().within(["layer.0.bias", "of.another.model"])?;
@@ -184,7 +184,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use tload::{Checkpoint, Device, DeviceMap};
     ///
@@ -208,7 +208,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use std::ptr::NonNull;
     /// use tload::{Checkpoint, Selection, Target};
@@ -241,7 +241,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use tload::{Checkpoint, Indices, Selection, Slice};
     ///
@@ -267,7 +267,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use tload::{Checkpoint, LoadOptions, Order};
     ///
@@ -315,7 +315,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use tload::{Canceller, Checkpoint, ErrorKind};
     ///

@@ -1,10 +1,10 @@
 //! Loads of tensors, from the request to the stream.
 //!
 //! `loader.rs` collects a request, `request.rs` resolves it, and `start.rs` is the outline of a
-//! load: the only file that names every stage. Before the first read, `groups.rs` opens the
-//! sources, `prepare.rs` plans the reads, and `outputs.rs` provides memory and sinks. Then each
-//! lane runs the loop of `pipeline/` on a thread of `lane.rs`, and `stream/` hands finished tensors
-//! over.
+//! load: the only file that names every stage. Before the first read, `groups/` beside this folder
+//! opens the sources, `prepare.rs` plans the reads, and `outputs.rs` provides memory and sinks.
+//! Then each lane runs the loop of `pipeline/` on a thread of `lane.rs`, and `stream/` hands
+//! finished tensors over.
 //!
 //! Memory that a load may hold is charged to its budget until the caller has received it; that is
 //! the only back-pressure. A lane never calls the caller's allocator (`device_alloc.rs` does, on
@@ -17,7 +17,6 @@ pub(crate) mod device_alloc;
 pub(crate) mod device_map;
 mod distributed;
 pub(crate) mod ending;
-pub(crate) mod groups;
 pub(crate) mod lane;
 pub(crate) mod load_target;
 pub(crate) mod metrics;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::budget::{Demand, HostBudget, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::{Destination, Destinations};
 use super::device_alloc::DeviceAllocator;
-use super::groups::{LeaderGroup, is_shown};
 use super::lane::OpenSink;
 use super::pipeline::LeaseOrigin;
 use super::prepare::Prepared;
 use crate::cuda::Context;
 use crate::error::Result;
+use crate::groups::{LeaderGroup, is_shown};
 use crate::memory::cgroup::cgroup_memory;
 use crate::memory::{
     DeviceBudget, Mapping, Pool, PublishedPool, RegionCache, SharedMemory, Slab, Staging,

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use super::destinations::Destinations;
-use super::groups::{GroupLanes, LaneContext, LeaderGroup, LimitsRequest, SourceGroup, Sources};
 use super::lane::LaneSetup;
 use super::pipeline::Feed;
 use super::source_table::{Others, SourceTable};
 use super::wanted::{refuse_too_many_reads, wanted};
 use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
+use crate::groups::Limits;
+use crate::groups::{GroupLanes, LaneContext, LeaderGroup, LimitsRequest, SourceGroup, Sources};
 use crate::memory::{FileView, Slab};
 use crate::options::{CacheMode, EngineChoice, LoadOptions};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
-use crate::schedule::{Depth, Groups, Limits};
+use crate::schedule::{Depth, Groups};
 use crate::storage::ReadFile;
 use crate::tensor::TensorInfo;
 

@@ -61,7 +61,7 @@ impl Checkpoint {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use tload::{Checkpoint, Indices, LoadOptions, Slice};
     ///

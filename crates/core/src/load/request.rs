@@ -69,7 +69,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use tload::{Checkpoint, Device, Dtype, LoadTarget, LoadTargetRules};
     ///

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::destinations::Destinations;
-use super::groups::{
-    self, LeaderGroup, NodeGroup, NodeShares, Regions, Shares, Sources, WantedShard,
-};
 use super::wanted::{Place, layout};
 use crate::checkpoint::OpenedCheckpoint;
 use crate::error::Result;
+use crate::groups::{
+    self, LeaderGroup, NodeGroup, NodeShares, Regions, Shares, Sources, WantedShard,
+};
 use crate::options::LoadOptions;
 use crate::plan::{Layout, Plan, Wanted};
 use crate::storage::ReadHints;

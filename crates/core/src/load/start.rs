@@ -48,7 +48,7 @@ impl Loader {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
     /// for tensor in &mut stream {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::share::{OnPeerLoss, Share};
-use super::{CacheMode, with_setters};
+use super::{CacheMode, Order, with_setters};
 use crate::error::{Error, ErrorKind, Result, named};
 use crate::verify::Verify;
 
@@ -114,22 +114,6 @@ named! {
     /// Returns the name that options and reports use.
     pub fn name;
     impl FromStr as "engine";
-}
-
-named! {
-    /// Order in which tensors are handed out.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub enum Order {
-        /// In order of completion.
-        #[default]
-        Ready = "ready",
-        /// By shard, then by offset in the shard. Shards are then read one after another.
-        File = "file",
-    }
-    const ALL;
-    /// Returns the name that options and reports use.
-    pub fn name;
-    impl FromStr as "order";
 }
 
 with_setters! {

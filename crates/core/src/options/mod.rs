@@ -9,7 +9,8 @@ mod share;
 mod variables;
 
 pub use keys::{OptionKey, OptionKind, OptionValue};
-pub use load_options::{Device, EngineChoice, LoadOptions, Order};
+pub use load_options::{Device, EngineChoice, LoadOptions};
 pub use share::{OnPeerLoss, Share};
 pub use tload_base::options::*;
+pub use tload_plan::Order;
 pub use variables::unknown_variables;

@@ -9,7 +9,7 @@ use crate::sync::lock::Mutex;
 
 /// Counters that lanes increment while they run.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub struct Counters {
     /// Time when the first lane began to read, after its engine was open and its memory registered.
     pub(crate) reading_since: OnceLock<Instant>,
     /// Time when the first extent had been read.

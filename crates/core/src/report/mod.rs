@@ -17,7 +17,9 @@ pub use group::GroupReport;
 use serde::Serialize;
 pub use verification::{Unverified, VerificationReport, VerifiedBy};
 
-pub(crate) use counters::{Counters, Stage};
+#[doc(hidden)]
+pub use counters::Counters;
+pub(crate) use counters::Stage;
 
 use crate::error::counted;
 use crate::memory::PoolUsage;
@@ -338,7 +340,7 @@ impl Report {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
     /// stream.by_ref().for_each(drop);

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
 use tload::internal::metrics_text;
-use tload::testing::fixtures::Rng;
 use tload::{
     Device, DeviceAllocator, DeviceMap, DeviceMemory, Error, ErrorKind, LoadOptions, Loader, Order,
     Report, Result, Selection, Tensor,
 };
+use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, load, options};
 use crate::foreign;

@@ -1,7 +1,7 @@
 //! Several devices, and several concurrent loads.
 
-use tload::testing::fixtures::Rng;
 use tload::{Device, DeviceMap, ErrorKind, Order};
+use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::stub::cuda;

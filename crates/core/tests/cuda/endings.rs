@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use tload::testing::fixtures::Rng;
 use tload::{Device, EngineChoice, ErrorKind, LoadOptions, Loader, Order, Result};
+use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, options};
 use crate::growing_timeouts::until_it_stalls;

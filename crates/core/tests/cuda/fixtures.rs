@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::{Dtype, Error, LoadOptions, Loader, Location, Report, Result, Tensor, TensorStream};
+use tload_testing::fixtures::{FileBuilder, Rng, byte_len};
 
 use crate::stub::bytes;
 

@@ -2,8 +2,8 @@
 
 use tload::CacheMode;
 use tload::report::EngineReport;
-use tload::testing::fixtures::Rng;
 use tload::{Device, Dtype, EngineChoice, LoadOptions, Loader, Order, Verify};
+use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, failure, hinted, load, options};
 use crate::stub::{bytes, cuda};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use tload::testing::fixtures::Rng;
 use tload::{Checkpoint, Device, Loader, Order, StoreOptions};
+use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::cuda;

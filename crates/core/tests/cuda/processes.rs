@@ -9,9 +9,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tload::testing::fixtures::Rng;
 use tload::{Device, Error, ErrorKind, Loader, Order, Target};
 use tload_cuda_stub::Stub;
+use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, failure, load, options};
 

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use rustix::process::Signal;
 use tload::ranks::finish_serving;
-use tload::testing::ranks_as_threads;
 use tload::{
     Device, Error, ErrorKind, Group, Indices, LoadOptions, Loader, LocalGroup, Order, Report,
     Result, Slice, Tensor, TensorStream,
 };
+use tload_testing::ranks_as_threads;
 
 use crate::allocators::Ordered;
 use crate::child::{self, Child, PATIENCE};

@@ -1,8 +1,8 @@
 //! Slots are not written again before their copies have run, and memory is not used before it is
 //! ordered; the stub detects violations.
 
-use tload::testing::fixtures::Rng;
 use tload::{Device, EngineChoice, Order};
+use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::cuda;

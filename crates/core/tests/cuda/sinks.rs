@@ -12,8 +12,8 @@ use tload::internal::plan::Arrangement;
 use tload::internal::sink::{
     CudaLoad, CudaPlaces, CudaSink, DeviceRegions, DeviceStart, TargetPlaces,
 };
-use tload::testing::conformance::{SinkRequest, sink_suite};
-use tload::testing::fixtures::Rng;
+use tload_testing::conformance::{SinkRequest, sink_suite};
+use tload_testing::fixtures::Rng;
 
 use crate::stub::{Cuda, bytes, cuda};
 

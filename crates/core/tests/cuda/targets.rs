@@ -5,10 +5,10 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use tload::testing::fixtures::Rng;
 use tload::{
     Device, ErrorKind, KeepAlive, LoadTarget, LoadTargetRules, Loader, Order, Selection, Target,
 };
+use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::foreign;

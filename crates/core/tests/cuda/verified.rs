@@ -4,9 +4,9 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{Checkpoint, Device, Dtype, Error, ErrorKind, Loader, Location, Target, Verify};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 use crate::fixtures::options;
 use crate::stub::{bytes, cuda};

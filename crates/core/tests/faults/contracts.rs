@@ -13,13 +13,13 @@ use tload::CacheMode;
 use tload::extend::CancelFlag;
 use tload::internal::engine::{self, EngineKind, EngineSetup, ObjectSetup};
 use tload::internal::storage::{FileSource, ObjectSource, ReadFile, RefusedDirect};
-use tload::testing::conformance::{
-    EngineRequest, EngineUnderTest, SourceUnderTest, Trouble, TroubledEngine, engine_suite,
-    source_suite, troubled_engine_suite,
-};
 use tload::{EngineChoice, Location};
 use tload_testbed::slowfs::{Fault as FileFault, Mount, Options as Slowness, Rule as FileRule};
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
+use tload_testing::conformance::{
+    EngineRequest, EngineUnderTest, SourceUnderTest, Trouble, TroubledEngine, engine_suite,
+    source_suite, troubled_engine_suite,
+};
 
 use crate::bench::alone;
 use crate::files::{folder, write};

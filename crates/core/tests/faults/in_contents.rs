@@ -2,8 +2,8 @@
 //! their exact messages.
 
 use tload::ErrorKind::InvalidFormat;
-use tload::testing::fixtures::FileBuilder;
 use tload::{Dtype, Loader, Location};
+use tload_testing::fixtures::FileBuilder;
 
 use crate::bench::{Oracle, load, watched};
 use crate::files::{folder, write};

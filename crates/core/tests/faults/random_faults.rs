@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use tload::testing::fixtures::Rng;
 use tload::{ErrorKind, LoadOptions, Order};
 use tload_testbed::slowfs::{Fault as FileFault, Request, Rule as FileRule};
 use tload_testbed::{Fault, Operation, Rule};
+use tload_testing::fixtures::Rng;
 
 use crate::bench::{alone, watched};
 use crate::on_files::{self, Mounted, is_there, options_of};

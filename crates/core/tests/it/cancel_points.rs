@@ -9,10 +9,10 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use tload::testing::fixtures::Rng;
-use tload::testing::sim::Moments;
-use tload::testing::simulation::{Simulation, Watched};
 use tload::{Canceller, ErrorKind, Tensor, TensorStream};
+use tload_testing::fixtures::Rng;
+use tload_testing::sim::Moments;
+use tload_testing::simulation::{Simulation, Watched};
 
 use crate::requirement::variable;
 use crate::simulated::{

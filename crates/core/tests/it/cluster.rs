@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tload::ranks::Transport;
-use tload::testing::{Network, nodes_as_threads};
 use tload::{
     ErrorKind, Group, Indices, LoadOptions, Loader, Order, Report, Selection, Share, Slice, Tensor,
     Verify,
 };
+use tload_testing::{Network, nodes_as_threads};
 
 use crate::files::{assert_all, even, folder, location, options, write, write_manifest};
 use crate::seccomp::refuse;
@@ -394,7 +394,7 @@ fn node_whose_ranks_all_leave_serves_the_others() {
 fn group_without_transport_shares_within_nodes() {
     let folder = folder();
     let files = two_shards(folder.path(), 12);
-    let group = tload::testing::ranks_as_threads(2);
+    let group = tload_testing::ranks_as_threads(2);
     let loaded = all_good(load_in(group, folder.path(), |_, it| across(it, |_| ())));
     for (tensors, report) in &loaded {
         assert_all(tensors, &[&files[0], &files[1]]);

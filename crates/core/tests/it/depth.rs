@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tload::internal::schedule::{Depth, InFlight, LimitReason};
-use tload::testing::storage::{Outcome, Scene, Storage, Stream};
+use tload_testing::storage::{Outcome, Scene, Storage, Stream};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

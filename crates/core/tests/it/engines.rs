@@ -10,10 +10,10 @@ use tload::internal::engine::{
 };
 use tload::internal::memory::{EventCount, Slab};
 use tload::internal::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
-use tload::testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
-use tload::testing::fixtures::Rng;
-use tload::testing::sim::{SimConfig, SimEngine};
 use tload::{EngineChoice, ErrorKind, Location};
+use tload_testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
+use tload_testing::fixtures::Rng;
+use tload_testing::sim::{SimConfig, SimEngine};
 
 use crate::files::folder;
 use crate::requirement;
@@ -329,8 +329,8 @@ fn opened_on(
 #[cfg(target_os = "linux")]
 #[test]
 fn shared_engine_keeps_contract() {
-    use tload::testing::conformance::engine_suite_within_sources;
-    engine_suite_within_sources("shared", &tload::testing::shared_engine);
+    use tload_testing::conformance::engine_suite_within_sources;
+    engine_suite_within_sources("shared", &tload_testing::shared_engine);
 }
 
 /// More slots than `tokio-uring` registers, all in flight; also more tasks than its runtime runs in

@@ -5,7 +5,6 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{
     Algorithm, Digest, Expectation, Expected, MANIFEST_NAME, Manifest, ManifestTarget,
     Verification, VerifyOptions,
@@ -14,6 +13,7 @@ use tload::{
     Checkpoint, Dtype, Error, ErrorKind, Loader, OpenOptions, Report, Selection, Tensor, Verify,
 };
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Request, Rule};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 use crate::files::{folder, location, options, write};
 use crate::growing_timeouts::until_it_stalls;

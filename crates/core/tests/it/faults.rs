@@ -10,13 +10,13 @@ use tload::CacheMode;
 use tload::internal::plan::Layout;
 use tload::internal::schedule::Depth;
 use tload::internal::storage::MemorySource;
-use tload::testing::fixtures::tensor_info;
-use tload::testing::sim::SimConfig;
-use tload::testing::simulation::Simulation;
 use tload::{
     Checkpoint, Dtype, EngineChoice, Error, ErrorKind, LoadOptions, Loader, Order, Slice,
     TensorStream,
 };
+use tload_testing::fixtures::tensor_info;
+use tload_testing::sim::SimConfig;
+use tload_testing::simulation::Simulation;
 
 use crate::files::{even, folder, location, options, write};
 use crate::requirement;

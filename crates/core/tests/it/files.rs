@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use tload::internal::probe;
-use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::verify::{ManifestTarget, Verification, VerifyOptions};
 use tload::{Checkpoint, Dtype, LoadOptions, Loader, Location, Report, Result, Tensor};
+use tload_testing::fixtures::{FileBuilder, Rng, byte_len};
 
 /// Creates a folder on the disk that cargo builds on: `/tmp` may be memory, which has no direct
 /// I/O.

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
-use tload::testing::fixtures::Rng;
-use tload::testing::fuzz::{TARGETS, run};
+use tload_testing::fixtures::Rng;
+use tload_testing::fuzz::{TARGETS, run};
 
 use crate::files::read;
 use crate::requirement::{say, variable};

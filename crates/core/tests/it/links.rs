@@ -5,8 +5,8 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use tload::testing::fixtures::FileBuilder;
 use tload::{Checkpoint, Dtype, Error, ErrorKind, Location, OpenOptions};
+use tload_testing::fixtures::FileBuilder;
 
 use crate::files::{folder, write};
 

@@ -9,11 +9,11 @@ use std::time::Duration;
 use futures_core::Stream;
 use tload::CacheMode;
 use tload::internal::Ceiling;
-use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::{
     Dtype, EngineChoice, ErrorKind, LoadOptions, Loader, Order, Report, Selection, Tensor,
     TensorStream,
 };
+use tload_testing::fixtures::{FileBuilder, Rng, byte_len};
 
 use crate::files::{
     assert_all, even, evict, folder, load, load_with_report, location, mixed, open, options, write,

@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn budget_below_largest_tensor_is_rejected_before_first_read() {
     let folder = folder();
-    let mut file = tload::testing::fixtures::FileBuilder::new();
+    let mut file = tload_testing::fixtures::FileBuilder::new();
     for (name, bytes) in [
         ("small", 1000),
         ("largest", 5_000_000),
@@ -207,7 +207,7 @@ fn eight_concurrent_loads_return_right_bytes() {
 #[test]
 fn budget_below_largest_shared_region_names_its_tensor() {
     let folder = folder();
-    let mut file = tload::testing::fixtures::FileBuilder::new();
+    let mut file = tload_testing::fixtures::FileBuilder::new();
     // One large tensor, then thirty that together are larger and share the largest region.
     for index in 0..31 {
         let bytes = if index == 0 { 1_028_000 } else { 34_900 };

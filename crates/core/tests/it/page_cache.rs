@@ -8,8 +8,8 @@ use rustix::fs::{Advice, fadvise};
 use tload::CacheMode;
 use tload::internal::probe;
 use tload::internal::storage::FileSource;
-use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::{Dtype, EngineChoice, ErrorKind, LoadOptions, Loader};
+use tload_testing::fixtures::{FileBuilder, Rng, byte_len};
 
 use crate::files::{
     assert_all, even, evict, folder, load_with_report, location, mixed, options, read, write,

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use tload::ranks::finish_serving;
 use tload::report::GroupReport;
-use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::testing::ranks_as_threads;
 use tload::verify::MANIFEST_NAME;
 use tload::{
     Canceller, Dtype, ErrorKind, Group, Indices, LoadOptions, Loader, Order, Report, Result,
     Selection, Slice, Tensor, TensorStream, Verify,
 };
+use tload_testing::fixtures::{FileBuilder, Rng};
+use tload_testing::ranks_as_threads;
 
 use crate::files::{assert_all, even, folder, location, mixed, options, write, write_manifest};
 

@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use tempfile::TempDir;
-use tload::testing::fixtures::FileBuilder;
 use tload::verify::{
     Algorithm, Digest, FileOutcome, MANIFEST_NAME, Manifest, ManifestTarget, SignedFiles,
     Verification, VerifyOptions, VerifyReport, read_signature,
 };
 use tload::{Dtype, ErrorKind, Location, OpenOptions, Result};
+use tload_testing::fixtures::FileBuilder;
 
 use crate::files::{folder, read, write};
 

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use tload::internal::schedule::{Depth, InFlight};
 use tload::internal::storage::{MemorySource, Retries};
-use tload::testing::fixtures::Rng;
-use tload::testing::receive;
-use tload::testing::sim::{INJECTED, SimConfig};
-use tload::testing::simulation::{Simulation, Watched};
 use tload::{ErrorKind, Order, Tensor};
+use tload_testing::fixtures::Rng;
+use tload_testing::receive;
+use tload_testing::sim::{INJECTED, SimConfig};
+use tload_testing::simulation::{Simulation, Watched};
 
 /// Time that threads may take before a check gives up on them.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use tload::internal::engine::Wait;
 use tload::internal::memory::{EventCount, Filled, KeepAlive, Region, Slab, Target};
 use tload::internal::plan::{Arrangement, Extent};
 use tload::internal::sink::{DiscardSink, HostSink, PublishSink, Publisher, Sink, TargetSink};
-use tload::testing::conformance::{SinkRequest, sink_suite};
+use tload_testing::conformance::{SinkRequest, sink_suite};
 
 #[test]
 fn host_sink_keeps_contract() {

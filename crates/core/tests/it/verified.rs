@@ -10,14 +10,14 @@ use tload::CacheMode;
 use tload::internal::plan::Layout;
 use tload::internal::schedule::{Depth, InFlight};
 use tload::internal::storage::{MemorySource, Source};
-use tload::testing::fixtures::{FileBuilder, Rng, tensor_info};
-use tload::testing::sim::{INJECTED, SimConfig};
-use tload::testing::simulation::{Simulation, Watched};
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
     Checkpoint, Dtype, EngineChoice, Error, ErrorKind, Indices, LoadOptions, Loader, Order, Report,
     Selection, Slice, Tensor, TensorInfo, Verify,
 };
+use tload_testing::fixtures::{FileBuilder, Rng, tensor_info};
+use tload_testing::sim::{INJECTED, SimConfig};
+use tload_testing::simulation::{Simulation, Watched};
 
 use crate::files::{folder, location, mixed, options, write};
 use crate::requirement::{self, say, variable};

@@ -6,12 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{
     FileOutcome, MANIFEST_NAME, Manifest, ManifestTarget, Verification, Verify, VerifyOptions,
     VerifyReport, find,
 };
 use tload::{Checkpoint, Dtype, ErrorKind, Location, Result};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 /// Folder with two shards and an index.
 struct Model(TempDir);

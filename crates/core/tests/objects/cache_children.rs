@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use tload::testing::fixtures::Rng;
 use tload::{Location, StoreOptions};
+use tload_testing::fixtures::Rng;
 
 use crate::alone::{command, variable};
 use crate::caching::Bench;

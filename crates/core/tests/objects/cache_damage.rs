@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tload::cache::finish_caching;
 use tload::cache::{CacheDirectory, Pruning};
 use tload::internal::metrics_text;
-use tload::testing::fixtures::Rng;
 use tload::verify::{Algorithm, Digest};
 use tload::{Checkpoint, ErrorKind, Location, StoreOptions};
 use tload_testbed::FaultyServer;
+use tload_testing::fixtures::Rng;
 
 use crate::caching::{
     Bench, KEY, PATIENCE, cached_in, checking, contents, files, load_cached, of_cache,

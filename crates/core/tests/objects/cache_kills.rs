@@ -9,7 +9,7 @@ use std::time::Duration;
 use tload::Checkpoint;
 use tload::cache::finish_caching;
 use tload::cache::{CacheDirectory, Pruning};
-use tload::testing::fixtures::Rng;
+use tload_testing::fixtures::Rng;
 
 use crate::cache_children::{child, key_of, location_of, of_child};
 use crate::caching::{Bench, PATIENCE, load_cached, of_cache};

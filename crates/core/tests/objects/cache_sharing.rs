@@ -14,9 +14,9 @@ use tload::cache::finish_caching;
 use tload::cache::{CacheDirectory, Pruning};
 use tload::copy::{CopyJob, CopyReport};
 use tload::internal::metrics_text;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Checkpoint, Dtype, ErrorKind, Indices, Loader, Location, Result, Slice};
 use tload_testbed::{Fault, Operation, Rule};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 use crate::cache_children::{child, key_of, location_of, of_child};
 use crate::caching::{Bench, KEY, PATIENCE, checking, contents, load_cached, of_cache};

@@ -16,12 +16,12 @@ use tload::cache::{CacheDirectory, CacheEntry, Pruning};
 use tload::internal::probe;
 use tload::internal::storage::ObjectSource;
 use tload::report::{CacheReport, EngineReport};
-use tload::testing::fixtures::Rng;
 use tload::{
     Checkpoint, EngineChoice, Error, ErrorKind, Loader, Location, Report, Result, Selection,
     StoreOptions, Tensor,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
+use tload_testing::fixtures::Rng;
 
 use crate::alone::is_alone;
 use crate::fixtures::{assert_all, assert_same, even, folder, in_file_order, load, mixed, read};

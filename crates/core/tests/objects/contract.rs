@@ -9,7 +9,7 @@ use tload::Location;
 use tload::extend::CancelFlag;
 use tload::internal::engine::{self, ObjectSetup};
 use tload::internal::storage::{FileSource, MemorySource, ObjectSource};
-use tload::testing::conformance::{
+use tload_testing::conformance::{
     EngineRequest, EngineUnderTest, SourceUnderTest, engine_suite, source_suite,
 };
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use tempfile::TempDir;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Checkpoint, Dtype, LoadOptions, Loader, Location, Order, Report, Result, Tensor};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 /// Creates a temporary folder on the disk that cargo builds on.
 pub(crate) fn folder() -> TempDir {

@@ -4,13 +4,13 @@
 
 use tload::cache::finish_caching;
 use tload::ranks::finish_serving;
-use tload::testing::ranks_as_threads;
 use tload::verify::{
     Algorithm, Digest, Expectation, Expected, FileOutcome, MANIFEST_NAME, ManifestTarget,
     Verification, VerifyOptions, VerifyReport,
 };
 use tload::{ErrorKind, Loader, Location, Report, Result, Tensor, Verify};
 use tload_testbed::{Fault, Rule};
+use tload_testing::ranks_as_threads;
 
 use crate::caching::{Bench, KEY, PATIENCE, load_cached};
 use crate::fixtures::{assert_all, even, folder, in_file_order, load};

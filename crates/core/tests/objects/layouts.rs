@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use tempfile::TempDir;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Dtype, ErrorKind};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 use crate::fixtures::{
     assert_same, even, folder, in_file_order, index, load, load_local, mixed, options,

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tload::testing::fixtures::Rng;
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
     Checkpoint, ErrorKind, LoadOptions, Loader, Location, Result, StoreOptions, TensorStream,
     Verify,
 };
 use tload_testbed::{Fault, FaultyServer, Rule};
+use tload_testing::fixtures::Rng;
 
 use crate::alone::is_alone;
 use crate::fixtures::{assert_all, even, load, options};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tload::ranks::{finish_serving, give_up};
-use tload::testing::{nodes_as_threads, ranks_as_threads};
 use tload::{
     Checkpoint, Error, ErrorKind, Group, LoadOptions, Loader, Location, OpenOptions, Report,
     Result, StoreOptions, Tensor,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
+use tload_testing::{nodes_as_threads, ranks_as_threads};
 
 use crate::fixtures::{
     assert_all, assert_same, even, folder, in_file_order, index, load_local, mixed,

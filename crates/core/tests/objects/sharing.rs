@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tload::ranks::finish_serving;
 use tload::report::GroupReport;
-use tload::testing::ranks_as_threads;
 use tload::{Checkpoint, Indices, Loader, Location, Report, Result, Slice, Tensor};
 use tload_testbed::FaultyServer;
+use tload_testing::ranks_as_threads;
 
 use crate::fixtures::{assert_same, even, folder, in_file_order, load_local, mixed};
 use crate::sites::s3_options;

@@ -9,7 +9,6 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{
     Algorithm, Digest, FileOutcome, ManifestTarget, Verification, VerifyOptions, VerifyReport,
 };
@@ -17,6 +16,7 @@ use tload::{
     Checkpoint, Dtype, Error, ErrorKind, Loader, Location, OpenOptions, Report, Result, Selection,
     Tensor, Verify,
 };
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 use crate::fixtures::{even, folder, index, options, read};
 use crate::sites::{self, Site};

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use tload::cache::finish_caching;
 use tload::ranks::finish_serving;
-use tload::testing::ranks_as_threads;
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{Checkpoint, Error, ErrorKind, Loader, Report, Result, Selection, Tensor, Verify};
 use tload_testbed::{Fault, FaultyServer, Rule};
+use tload_testing::ranks_as_threads;
 
 use crate::caching::cached_in;
 use crate::fixtures::{assert_all, even, folder, in_file_order, load};

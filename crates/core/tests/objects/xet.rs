@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tload::cache::finish_caching;
 use tload::internal::storage::{ObjectSource, Source};
-use tload::testing::fixtures::Rng;
 use tload::{Checkpoint, Error, ErrorKind, Location};
 use tload_testbed::{Fault, Hub, Request, Rule, reconstruction};
+use tload_testing::fixtures::Rng;
 
 use crate::caching::PATIENCE;
 use crate::fixtures::{assert_all, even, folder, in_file_order, load, options};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tload::ErrorKind;
 use tload::copy::{CopyJob, CopyOptions};
-use tload::testing::fixtures::Rng;
+use tload_testing::fixtures::Rng;
 
 use crate::counting::{Ended, Outcome};
 use crate::loads::{after, assert_fair};

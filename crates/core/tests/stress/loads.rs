@@ -5,10 +5,10 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tload::testing::fixtures::Rng;
-use tload::testing::sim::INJECTED;
-use tload::testing::simulation::Simulation;
 use tload::{Error, ErrorKind, Tensor, TensorStream};
+use tload_testing::fixtures::Rng;
+use tload_testing::sim::INJECTED;
+use tload_testing::simulation::Simulation;
 
 use crate::copies;
 use crate::counting::{Ended, Outcome};

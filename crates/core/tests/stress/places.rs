@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tload::CacheMode;
-use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{MANIFEST_NAME, ManifestTarget, Verification, VerifyOptions};
 use tload::{
     Checkpoint, Device, Dtype, EngineChoice, LoadOptions, Loader, Location, Order, Result,
@@ -18,6 +17,7 @@ use tload::{
 use tload_cuda_stub::Stub;
 use tload_testbed::slowfs::{self, Mount, serve_if_asked};
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
+use tload_testing::fixtures::{FileBuilder, Rng};
 
 use crate::overlay::Overlay;
 

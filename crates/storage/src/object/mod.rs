@@ -323,8 +323,8 @@ impl ObjectSource {
         object_hints()
     }
 
-    /// Returns the store's name for the object's contents. A hub has the SHA-256 of large files, and
-    /// the git object id of small ones; a registry has the SHA-256.
+    /// Returns the store's name for the object's contents. A hub has the SHA-256 of large files,
+    /// and the git object id of small ones; a registry has the SHA-256.
     pub fn contents_name(&self) -> Option<&str> {
         if self.location().protocol() == Some(Protocol::Oci) {
             let tag = self.identity().e_tag.as_deref()?;

@@ -21,11 +21,10 @@ use crate::format::TensorInfo;
 use crate::memory::Filled;
 use crate::plan::{Extent, Piece, Plan};
 use crate::report::Report;
-use crate::verify::Digest;
-use crate::verify::corrupt::corrupt;
+use crate::verify::{Digest, corrupt};
 
 /// All comparisons of one load.
-pub(crate) struct Check {
+pub struct Check {
     pub(super) plan: Arc<Plan>,
     pub(super) tensors: Arc<[TensorInfo]>,
     /// Digests of tensors that have their own, by tensor.
@@ -225,7 +224,7 @@ impl Check {
     /// # Errors
     ///
     /// [`ErrorKind::Io`] if not, which would be a bug.
-    pub(crate) fn finish(&self) -> Result<()> {
+    pub fn finish(&self) -> Result<()> {
         let tensors = self.digests.iter().flatten();
         let tensors_are_whole = tensors
             .filter_map(|check| check.sum.as_ref())
@@ -252,7 +251,7 @@ impl Check {
     }
 
     /// Adds the result of the comparison to a report.
-    pub(crate) fn report(&self, report: &mut Report) {
+    pub fn report(&self, report: &mut Report) {
         let bytes = self.verified_bytes.load(Ordering::Relaxed);
         let Account {
             choice,

@@ -15,17 +15,18 @@ use crate::storage::Source;
 use crate::verify::{Digest, Expected, implied_header};
 
 /// Facts known about a source since it was opened.
-#[derive(Clone, Copy)]
-pub(crate) struct SourceFacts<'a> {
-    pub(crate) source: &'a dyn Source,
+#[derive(Clone, Copy, Debug)]
+pub struct SourceFacts<'a> {
+    /// The source.
+    pub source: &'a dyn Source,
     /// Offset of the first tensor.
-    pub(crate) header_bytes: u64,
+    pub header_bytes: u64,
     /// CRCs of the header as read when the source was opened.
-    pub(crate) header: Crcs,
+    pub header: Crcs,
     /// All tensors of the source in the checkpoint, in file order.
-    pub(crate) tensors: &'a [TensorInfo],
+    pub tensors: &'a [TensorInfo],
     /// Another node reads it, and compares it.
-    pub(crate) is_elsewhere: bool,
+    pub is_elsewhere: bool,
 }
 
 /// Outcome for one source.
@@ -146,8 +147,8 @@ mod tests {
     use super::*;
     use crate::format::Dtype;
     use crate::plan::{Indices, Slice};
-    use crate::testing::fixtures::tensor_info;
     use crate::verify::Algorithm;
+    use tload_testing::fixtures::tensor_info;
 
     const HEADER: &[u8] = b"header";
 

@@ -20,8 +20,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use compare::{Blame, Check};
-pub(crate) use coverage::SourceFacts;
+pub(crate) use compare::Blame;
+pub use compare::Check;
+pub use coverage::SourceFacts;
 
 use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};

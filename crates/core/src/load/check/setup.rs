@@ -17,8 +17,7 @@ use crate::format::TensorInfo;
 use crate::plan::Plan;
 use crate::sync::detached::PendingOps;
 use crate::sync::parallel::parallel_map;
-use crate::verify::corrupt::{HINT, corrupt};
-use crate::verify::{Algorithm, Digest, Expectation, Expected, Verify};
+use crate::verify::{Algorithm, Digest, Expectation, Expected, HINT, Verify, corrupt};
 
 /// Number of headers read again concurrently, for digests other than CRCs.
 const HEADERS_AT_A_TIME: usize = 8;
@@ -32,7 +31,7 @@ impl Check {
     /// [`ErrorKind::Corrupt`] for a difference that is already known: the length of a source, its
     /// header, a tensor without bytes. [`ErrorKind::InvalidRequest`] for anything that cannot be
     /// compared, if `choice` is strict. Errors of reading a header.
-    pub(crate) fn new(
+    pub fn new(
         plan: Arc<Plan>,
         tensors: Arc<[TensorInfo]>,
         sources: &[SourceFacts<'_>],

@@ -18,8 +18,8 @@ use across::Across;
 use reader::Reader;
 
 use super::Loader;
-use super::groups::Shares;
 use crate::error::{Error, ErrorKind, Result};
+use crate::groups::Shares;
 use crate::options::{CacheMode, LoadOptions, OnPeerLoss, OptionValue, Order, Share, format_bytes};
 use crate::plan::{self, RankWant, ShareRules, Slice};
 use crate::ranks::{Group, JoinLimits};

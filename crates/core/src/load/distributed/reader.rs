@@ -8,10 +8,10 @@ use std::time::Instant;
 use super::across::Across;
 use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
+use crate::groups::{NodeShares, RemoteReports};
 use crate::load::Loader;
 use crate::load::check::{self, Check};
 use crate::load::destinations::Destinations;
-use crate::load::groups::{NodeShares, RemoteReports};
 use crate::load::lane::{self, LaneEvents, OpenSink, Refused};
 use crate::load::outputs::published;
 use crate::load::pipeline::{Feed, LeaseOrigin};
@@ -474,11 +474,11 @@ mod tests {
     use crate::options::Location;
     use crate::plan::{self, ShareRules};
     use crate::ranks::Group;
-    use crate::testing::fixtures::FileBuilder;
-    use crate::testing::{nodes_as_threads, ranks_as_threads};
     use tload_ranks::Hello;
     use tload_ranks::Request;
     use tload_ranks::{Node, Role, Scope};
+    use tload_testing::fixtures::FileBuilder;
+    use tload_testing::{nodes_as_threads, ranks_as_threads};
 
     /// Longer than two threads take to meet.
     const PATIENCE: Duration = Duration::from_secs(60);

@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
     use crate::format::Dtype;
-    use crate::testing::fixtures::Rng;
+    use tload_testing::fixtures::Rng;
 
     fn footprint(address: u64, element_bytes: usize, dims: &[(usize, isize)]) -> Footprint {
         let load_target = LoadTarget {

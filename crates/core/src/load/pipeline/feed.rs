@@ -159,7 +159,7 @@ impl Feed {
 
     /// Adds verification of everything that is read, on the way to the sink.
     #[must_use]
-    pub(crate) fn checked(mut self, check: Option<Arc<Check>>) -> Self {
+    pub fn checked(mut self, check: Option<Arc<Check>>) -> Self {
         self.check = check;
         self
     }

@@ -304,12 +304,13 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
 /// Interface of the pipeline to its lane.
 pub struct LaneWork<'a, T> {
     /// The lane's number in its group.
-    pub(crate) index: usize,
+    pub index: usize,
     /// Takes every finished tensor out of the list.
     pub deliver: &'a dyn Fn(&mut Vec<T>),
     /// Receives the first failure, while reads in flight have not returned yet.
-    pub(crate) failing: &'a dyn Fn(&Error),
-    pub(crate) counters: &'a Counters,
+    pub failing: &'a dyn Fn(&Error),
+    /// Counts what the lane does.
+    pub counters: &'a Counters,
 }
 
 impl<T> std::fmt::Debug for LaneWork<'_, T> {

@@ -45,8 +45,8 @@ impl TensorStream {
 
 impl Handover {
     /// Records that a lane has failed and waits for its reads in flight. The other threads wait no
-    /// longer than [`GRACE`] for it.
-    pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
+    /// longer than `GRACE` for it.
+    pub fn lane_failing(self: &Arc<Self>, error: &Error) {
         let ended = self.lock().state.lane_failing(error);
         let Some(ended) = ended else {
             return;

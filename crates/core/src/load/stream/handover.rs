@@ -1,5 +1,6 @@
 //! State shared by the lanes and the caller: finished tensors on their way, and waiting for them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
@@ -20,22 +21,37 @@ use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Parts of a load that its stream uses.
-pub(crate) struct StreamSetup {
-    pub(crate) started: Instant,
-    pub(crate) feed: Arc<Feed>,
+pub struct StreamSetup {
+    /// When the load began.
+    pub started: Instant,
+    /// The jobs of the lanes.
+    pub feed: Arc<Feed>,
     /// Write gate of the caller memory that the load writes to.
-    pub(crate) gate: Arc<WriteGate>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) tensors: Arc<[TensorInfo]>,
-    pub(crate) order: Order,
-    pub(crate) lanes: usize,
+    pub gate: Arc<WriteGate>,
+    /// Counters of the lanes.
+    pub counters: Arc<Counters>,
+    /// Tensors of the load.
+    pub tensors: Arc<[TensorInfo]>,
+    /// Order in which tensors are handed out.
+    pub order: Order,
+    /// Number of lanes.
+    pub lanes: usize,
     /// Report of the load before it begins.
-    pub(crate) report: Report,
-    pub(crate) end: Box<dyn LastSteps>,
+    pub report: Report,
+    /// Steps at the end of the load.
+    pub end: Box<dyn LastSteps>,
+}
+
+impl fmt::Debug for StreamSetup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamSetup")
+            .field("lanes", &self.lanes)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Steps at the end of a load.
-pub(crate) trait LastSteps: Send + Sync {
+pub trait LastSteps: Send + Sync {
     /// Waits for what other processes have to say about the load. Called once by the last lane that
     /// ends; the argument is true if the load was complete.
     ///
@@ -59,7 +75,7 @@ pub(crate) trait LastSteps: Send + Sync {
 }
 
 /// State shared by the lanes and the caller.
-pub(crate) struct Handover {
+pub struct Handover {
     pub(super) setup: StreamSetup,
     pub(super) bytes_total: u64,
     inner: Mutex<Inner>,
@@ -82,8 +98,17 @@ pub(super) struct Inner {
     pub(super) report: Report,
 }
 
+impl fmt::Debug for Handover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handover")
+            .field("setup", &self.setup)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Handover {
-    pub(crate) fn new(mut setup: StreamSetup) -> Arc<Self> {
+    /// Creates the state of a load whose lanes have not begun.
+    pub fn new(mut setup: StreamSetup) -> Arc<Self> {
         let tensors = Arc::clone(&setup.tensors);
         let handover = Arc::new(Self {
             bytes_total: tensors.iter().map(TensorInfo::byte_len).sum(),
@@ -140,7 +165,7 @@ impl Handover {
     }
 
     /// Queues tensors that a lane has finished.
-    pub(crate) fn push(&self, ready: &mut Vec<(usize, Tensor)>) {
+    pub fn push(&self, ready: &mut Vec<(usize, Tensor)>) {
         let mut inner = self.lock();
         if !inner.state.is_active() {
             drop(inner);
@@ -169,7 +194,7 @@ impl Handover {
     }
 
     /// Records that a lane has ended and that all its reads have returned.
-    pub(crate) fn lane_ended(&self, result: Result<()>) {
+    pub fn lane_ended(&self, result: Result<()>) {
         // Record the result before the last lane checks the files, because a failed read explains
         // more than a changed file.
         let last = self.lock().state.lane_returned(result);

@@ -39,7 +39,7 @@ use crate::report::Report;
 use crate::sync::threads::Builder;
 use crate::tensor::{Tensor, TensorInfo};
 pub use canceller::Canceller;
-pub(crate) use handover::{Handover, LastSteps, StreamSetup};
+pub use handover::{Handover, LastSteps, StreamSetup};
 
 /// Time for which dropping a stream waits for reads in flight. They complete within milliseconds
 /// unless storage hangs; then the lanes are orphaned with their memory, and end when the kernel
@@ -53,7 +53,7 @@ const DROP_WAIT: Duration = Duration::from_millis(100);
 /// # Examples
 ///
 /// ```
-/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// # let model = tload_testing::ExampleModel::new(); let path = model.path();
 ///
 /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
 /// let mut bytes = 0;
@@ -90,7 +90,8 @@ pub struct Progress {
 }
 
 impl TensorStream {
-    pub(crate) fn new(handover: Arc<Handover>, threads: Vec<JoinHandle<()>>) -> Self {
+    #[doc(hidden)]
+    pub fn new(handover: Arc<Handover>, threads: Vec<JoinHandle<()>>) -> Self {
         Self {
             handover,
             threads,
@@ -155,7 +156,7 @@ impl TensorStream {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use std::task::Poll;
     /// use std::time::Duration;
@@ -197,7 +198,7 @@ impl TensorStream {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
     ///
     /// use tload::ErrorKind;
     ///

@@ -289,8 +289,7 @@ fn declaring<'s>(sources: &'s [Source], name: &str) -> Vec<&'s str> {
     };
     let is_other = |source: &Source| {
         let mut others = OTHERS.iter();
-        source.path.contains("/src/testing/")
-            || others.any(|name| source.path.starts_with(&format!("crates/{name}/")))
+        others.any(|name| source.path.starts_with(&format!("crates/{name}/")))
     };
     let sources = sources.iter().filter(|source| !is_other(source));
     sources

@@ -14,8 +14,8 @@ use std::time::Duration;
 use process::{group, group_of, wait_for_a_moment};
 use rustix::process::Signal;
 use tempfile::TempDir;
-use tload::testing::fixtures::Rng;
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Rule};
+use tload_testing::fixtures::Rng;
 
 use crate::child::Child;
 use crate::files::{even, folder, mixed, write, write_manifest};

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tload::ranks::give_up;
-use tload::testing::fixtures::Rng;
 use tload::{Error, Group, LoadOptions, Loader, LocalGroup, Tensor};
+use tload_testing::fixtures::Rng;
 
 use crate::child::{self, Child, PATIENCE, answer};
 use crate::files::{location, read};

@@ -23,7 +23,7 @@ pub(super) const COPIES: Section = Section {
         },
         Promise {
             says: "Writing a manifest follows no symbolic link.",
-            tests: &["crates/core/src/verify/write.rs::links_are_not_followed"],
+            tests: &["crates/verify/src/write.rs::links_are_not_followed"],
         },
         Promise {
             says: "`tload cp` skips a file only if a record says that it is a copy of the same \

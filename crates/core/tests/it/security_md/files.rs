@@ -71,8 +71,8 @@ pub(super) const FILES: Section = Section {
                    malformed.",
             tests: &[
                 "crates/core/tests/it/whole.rs::hostile_manifests_are_rejected_and_named",
-                "crates/core/src/verify/manifest/tests.rs::duplicates_unknown_fields_and_wrong_types_are_rejected",
-                "crates/core/src/verify/manifest/tests.rs::long_or_deep_manifest_gives_short_error",
+                "crates/verify/src/manifest/tests.rs::duplicates_unknown_fields_and_wrong_types_are_rejected",
+                "crates/verify/src/manifest/tests.rs::long_or_deep_manifest_gives_short_error",
             ],
         },
         Promise {

@@ -17,8 +17,8 @@ pub(super) const PATHS: Section = Section {
         Promise {
             says: "Files of a manifest and of a signature lie below its directory as well.",
             tests: &[
-                "crates/core/src/verify/manifest/tests.rs::manifest_names_stay_below_directory",
-                "crates/core/src/verify/full_scan/signed.rs::names_outside_directory_and_weak_digests_are_rejected",
+                "crates/verify/src/manifest/tests.rs::manifest_names_stay_below_directory",
+                "crates/verify/src/full_scan/signed.rs::names_outside_directory_and_weak_digests_are_rejected",
                 "crates/core/tests/it/signed.rs::signed_name_outside_directory_is_rejected_before_first_read",
             ],
         },

@@ -57,7 +57,7 @@ pub(super) const SECRETS: Section = Section {
             tests: &[
                 "crates/base/src/options/store_options.rs::debug_shows_no_secret",
                 "crates/base/src/options/location.rs::displayed_location_hides_secrets",
-                "crates/core/src/verify/choice.rs::secrets_of_a_manifests_url_are_not_shown",
+                "crates/verify/src/choice.rs::secrets_of_a_manifests_url_are_not_shown",
                 "tests/test_stores.py::test_repr_shows_no_secret",
             ],
         },
