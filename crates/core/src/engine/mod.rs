@@ -68,7 +68,7 @@ mod work;
 pub(crate) use choose::open_cached;
 #[cfg(feature = "object")]
 pub use choose::open_objects;
-pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
+pub use choose::{EngineKind, OpenedEngine, are_copied, available, choose, open};
 pub(crate) use choose::{copiers, open_remote, open_shared};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
