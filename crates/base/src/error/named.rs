@@ -45,9 +45,8 @@ macro_rules! named {
 
                 fn from_str(text: &str) -> $crate::error::Result<Self> {
                     let found = Self::ALL.into_iter().find(|value| value.name() == text);
-                    found.ok_or_else(|| {
-                        $crate::error::Error::unknown_name($option, text, Self::NAMES)
-                    })
+                    let unknown = || $crate::error::Error::unknown_name($option, text, Self::NAMES);
+                    found.ok_or_else(unknown)
                 }
             }
         )?

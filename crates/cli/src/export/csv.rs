@@ -28,17 +28,11 @@ const COLUMNS: &[Column] = &[
         it.cell.cell.configuration.options.engine.to_string()
     }),
     ("engine_used", |it| it.run.engine.clone()),
-    ("depth", |it| it.of_report(|report| report.depth)),
-    ("extent_bytes", |it| {
-        it.of_report(|report| report.extent_bytes)
-    }),
-    ("lanes", |it| it.of_report(|report| report.lanes)),
-    ("in_flight_bytes", |it| {
-        it.of_report(|report| report.in_flight_bytes)
-    }),
-    ("memory_limit", |it| {
-        it.of_report(|report| report.memory_limit)
-    }),
+    ("depth", |it| it.report(|it| it.depth)),
+    ("extent_bytes", |it| it.report(|it| it.extent_bytes)),
+    ("lanes", |it| it.report(|it| it.lanes)),
+    ("in_flight_bytes", |it| it.report(|it| it.in_flight_bytes)),
+    ("memory_limit", |it| it.report(|it| it.memory_limit)),
     ("bytes", |it| it.run.bytes.to_string()),
     ("seconds", |it| it.run.seconds.to_string()),
     ("bytes_per_second", |it| it.run.bytes_per_second.to_string()),
@@ -50,27 +44,17 @@ const COLUMNS: &[Column] = &[
     ("first_tensor_seconds", |it| {
         field(it.run.first_tensor_seconds)
     }),
-    ("direct_bytes", |it| {
-        it.of_report(|report| report.direct_bytes)
-    }),
-    ("buffered_bytes", |it| {
-        it.of_report(|report| report.buffered_bytes)
-    }),
-    ("mapped_bytes", |it| {
-        it.of_report(|report| report.mapped_bytes)
-    }),
-    ("remote_bytes", |it| {
-        it.of_report(|report| report.remote_bytes)
-    }),
-    ("requests", |it| it.of_report(|report| report.requests)),
-    ("retries", |it| it.of_report(|report| report.retries)),
+    ("direct_bytes", |it| it.report(|it| it.direct_bytes)),
+    ("buffered_bytes", |it| it.report(|it| it.buffered_bytes)),
+    ("mapped_bytes", |it| it.report(|it| it.mapped_bytes)),
+    ("remote_bytes", |it| it.report(|it| it.remote_bytes)),
+    ("requests", |it| it.report(|it| it.requests)),
+    ("retries", |it| it.report(|it| it.retries)),
     ("device", |it| it.cell.cell.configuration.device.to_string()),
-    ("copies", |it| it.of_gpu(|gpu| gpu.copies)),
-    ("copy_seconds", |it| it.of_gpu(|gpu| gpu.copy_seconds)),
-    ("staging_bytes", |it| it.of_staging(|staging| staging.bytes)),
-    ("pinned_bytes", |it| {
-        it.of_staging(|staging| staging.pinned_bytes)
-    }),
+    ("copies", |it| it.gpu(|it| it.copies)),
+    ("copy_seconds", |it| it.gpu(|it| it.copy_seconds)),
+    ("staging_bytes", |it| it.staging(|it| it.bytes)),
+    ("pinned_bytes", |it| it.staging(|it| it.pinned_bytes)),
     ("tload_version", |it| {
         it.results.run.tload.version.to_owned()
     }),
@@ -93,16 +77,16 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    fn of_report<T: Display>(&self, value: impl FnOnce(&Report) -> T) -> String {
+    fn report<T: Display>(&self, value: impl FnOnce(&Report) -> T) -> String {
         field(self.run.report.as_ref().map(value))
     }
 
-    fn of_gpu<T: Display>(&self, value: impl FnOnce(&DeviceReport) -> T) -> String {
+    fn gpu<T: Display>(&self, value: impl FnOnce(&DeviceReport) -> T) -> String {
         let report = self.run.report.as_ref();
         field(report.and_then(|report| report.devices.first()).map(value))
     }
 
-    fn of_staging<T: Display>(&self, value: impl FnOnce(&StagingReport) -> T) -> String {
+    fn staging<T: Display>(&self, value: impl FnOnce(&StagingReport) -> T) -> String {
         let report = self.run.report.as_ref();
         field(report.and_then(|report| report.staging.as_ref()).map(value))
     }
