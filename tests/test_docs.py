@@ -26,7 +26,6 @@ import tload
 from conftest import require
 from documents import Block, blocks_of
 from files import Content, write_checkpoint, write_file
-from tload._options import load_options
 from tload._options.keywords import LoadKeywords, OptionKeywords
 
 if TYPE_CHECKING:
@@ -306,15 +305,6 @@ def help_of(*command: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_table_of_options_is_complete() -> None:
-    page = (ROOT / "docs" / "tuning.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(--[\w-]+)` \|$", page, re.MULTILINE)
-    assert {name: variable for name, variable, _ in rows} == load_options.VARIABLES
-    for _, variable, flag in rows:
-        assert variable == "TLOAD_" + flag.removeprefix("--").replace("-", "_").upper()
-        assert flag in help_of("load")
 
 
 def test_documented_options_exist() -> None:

@@ -108,7 +108,7 @@ def test_wrong_config_is_rejected_and_right_one_named(extra: Any, said: str) -> 
 
 
 def test_all_config_keys_accepted() -> None:
-    extra = {
+    extra: dict[str, Any] = {
         "source": ["s3://bucket/a.safetensors", "/b.safetensors"],
         "store": {"region": "eu-west-1", "headers": {"X-Team": "weights"}},
         "cache_dir": "/cache",
@@ -118,24 +118,15 @@ def test_all_config_keys_accepted() -> None:
         "peers": "http://c:80/m",
         "hf_cache": True,
         "device": "cuda",
+        **dict.fromkeys(_settings.OPTION_KEYS),
         "engine": "pread",
         "cache": "drop",
         "order": "ready",
-        "depth": 8,
         "in_flight_bytes": "16 MiB",
         "extent_bytes": 1 << 20,
-        "align": 64,
-        "lanes": 2,
         "memory_limit": "1 GiB",
-        "device_memory_limit": 1 << 30,
-        "retries": 3,
         "hedge": False,
-        "verify": "require",
         "timeout": 60,
-        "share": "none",
-        "join_timeout": 5,
-        "on_peer_loss": "read",
-        "private": False,
         "enable_weights_track": False,
     }
     extra = json.loads(json.dumps(extra))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use tload::CacheMode;
-use tload::internal::engine::{self, Engine, EngineKind, EngineSetup, Job, Wait};
+use tload::internal::engine::{self, Engine, EngineSetup, Job, Wait};
 use tload::internal::memory::{EventCount, Slab};
 use tload::internal::plan::Layout;
 use tload::internal::schedule::Depth;
@@ -20,17 +20,6 @@ use tload_testing::simulation::Simulation;
 use crate::is_measuring;
 
 const MIB: usize = 1 << 20;
-
-/// Engines that read files.
-const ENGINES: [(&str, EngineKind, EngineChoice); 3] = [
-    ("uring", EngineKind::Uring, EngineChoice::Uring),
-    (
-        "tokio-uring",
-        EngineKind::TokioUring,
-        EngineChoice::TokioUring,
-    ),
-    ("pread", EngineKind::Pread, EngineChoice::Pread),
-];
 
 /// Bytes of one read of an engine.
 const READ_BYTES: usize = MIB;
@@ -155,23 +144,13 @@ struct Reading {
 }
 
 impl Reading {
-    fn open(
-        source: &FileSource,
-        cache: CacheMode,
-        kind: EngineKind,
-        choice: EngineChoice,
-    ) -> Result<Self> {
+    fn open(source: &FileSource, cache: CacheMode, choice: EngineChoice) -> Result<Self> {
         let file = ReadFile::open(source.clone(), cache, &RefusedDirect::default())?;
         let bytes = usize::try_from(source.file().metadata().map_or(0, |it| it.len()));
-        let setup = EngineSetup {
-            copiers: None,
-            lanes: 1,
-            files: vec![file].into(),
-            depth: DEPTH,
-            slab: None,
-        };
+        let (kind, _) = engine::choose(choice, &[], None);
+        let setup = EngineSetup::new(vec![file].into(), DEPTH);
         Ok(Self {
-            engine: engine::open(kind, choice, &setup)?.engine,
+            engine: engine::open(kind, true, &setup)?.engine,
             slab: Slab::new(READ_BYTES, DEPTH, Arc::<EventCount>::default())?,
             bytes: bytes.expect("it is small"),
         })
@@ -215,10 +194,14 @@ pub(crate) fn engines(criterion: &mut Criterion) {
     // One iteration takes as long as many of the other benches.
     group.sample_size(20);
     for cache in [CacheMode::Auto, CacheMode::Buffered] {
-        for (name, kind, choice) in ENGINES {
-            match Reading::open(&source, cache, kind, choice) {
+        for name in EngineChoice::NAMES {
+            let choice = name.parse().expect("its own name");
+            if choice == EngineChoice::Auto {
+                continue;
+            }
+            match Reading::open(&source, cache, choice) {
                 Ok(mut reading) => {
-                    group.bench_function(BenchmarkId::new(name, cache), |bencher| {
+                    group.bench_function(BenchmarkId::new(*name, cache), |bencher| {
                         bencher.iter(|| reading.run());
                     });
                 }

@@ -154,16 +154,8 @@ fn shard_path(folder: &Path, shard: usize) -> std::path::PathBuf {
 
 /// Returns every engine and cache mode that this machine supports.
 fn ways() -> Vec<(EngineChoice, CacheMode)> {
-    let mut engines = vec![EngineChoice::Pread];
-    // Other tests print that there is no ring.
-    if tload::internal::probe::ring().available {
-        engines.push(EngineChoice::Uring);
-        if cfg!(feature = "tokio-uring") {
-            engines.push(EngineChoice::TokioUring);
-        }
-    }
     let mut ways = vec![(EngineChoice::Auto, CacheMode::Map)];
-    for engine in engines {
+    for engine in tload::internal::engine::available() {
         ways.extend([(engine, CacheMode::Auto), (engine, CacheMode::Buffered)]);
     }
     ways

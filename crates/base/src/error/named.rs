@@ -21,6 +21,10 @@ macro_rules! named {
             $(#[$about_all])*
             $all_vis const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
+            /// Names of [`Self::ALL`].
+            #[doc(hidden)]
+            pub const NAMES: &'static [&'static str] = &[$($name),*];
+
             $(#[$about_name])*
             pub fn name(self) -> &'static str {
                 match self {
@@ -41,10 +45,8 @@ macro_rules! named {
 
                 fn from_str(text: &str) -> $crate::error::Result<Self> {
                     let found = Self::ALL.into_iter().find(|value| value.name() == text);
-                    found.ok_or_else(|| {
-                        let names = Self::ALL.map(Self::name);
-                        $crate::error::Error::unknown_name($option, text, &names)
-                    })
+                    let unknown = || $crate::error::Error::unknown_name($option, text, Self::NAMES);
+                    found.ok_or_else(unknown)
                 }
             }
         )?

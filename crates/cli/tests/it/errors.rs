@@ -42,11 +42,7 @@ fn usage_errors_are_status_2() {
         2,
         &["with a unit such as \"4 MiB\""],
     );
-    fails(
-        &["load", "x", "--engine", "steam"],
-        2,
-        &["auto, uring, pread, tokio-uring"],
-    );
+    fails(&["load", "x", "--order", "random"], 2, &["ready, file"]);
     for (flag, wanted) in [
         ("--depth", "must lie between 1 and 4096"),
         ("--lanes", "must lie between 1 and 256"),
@@ -99,7 +95,7 @@ fn with_variables(variables: &[(&str, &str)], more: &[&str]) -> Output {
 #[test]
 fn invalid_variable_is_named_and_overridden_by_flag() {
     for (variable, value, wanted) in [
-        ("TLOAD_ENGINE", "bogus", "auto, uring, pread, tokio-uring"),
+        ("TLOAD_ORDER", "random", "ready, file"),
         ("TLOAD_DEPTH", "0", "must lie between 1 and 4096"),
         ("TLOAD_EXTENT", "4 parsecs", "with a unit such as"),
         (

@@ -105,6 +105,16 @@ pub fn choose(
     }
 }
 
+/// Returns the engines for files that can be requested and opened on this machine.
+#[must_use]
+pub fn available() -> Vec<EngineChoice> {
+    let setup = EngineSetup::new([].into(), 1);
+    let opens = |choice: &EngineChoice| open(choose(*choice, &[], None).0, true, &setup).is_ok();
+    let choices = EngineChoice::ALL.into_iter();
+    let requested = choices.filter(|choice| *choice != EngineChoice::Auto);
+    requested.filter(opens).collect()
+}
+
 /// Returns whether most bytes of `files` are copied from memory, so that the load is CPU-bound and
 /// not limited by a device.
 pub fn are_copied(files: &[ReadFile]) -> bool {
@@ -144,14 +154,13 @@ pub(crate) fn open_remote(setup: &Arc<RemoteSetup>) -> OpenedEngine {
 }
 
 /// Opens an engine of `kind` on the calling thread, which must be the one that uses it. Falls back
-/// to threads when a ring is refused, unless the caller requires one.
+/// to threads when a ring is refused, unless it `is_required`.
 ///
 /// # Errors
 ///
 /// [`crate::ErrorKind::Unsupported`] when a ring was required and refused;
 /// [`crate::ErrorKind::OutOfMemory`] when no thread can be started.
-pub fn open(kind: EngineKind, choice: EngineChoice, setup: &EngineSetup) -> Result<OpenedEngine> {
-    let is_required = matches!(choice, EngineChoice::Uring | EngineChoice::TokioUring);
+pub fn open(kind: EngineKind, is_required: bool, setup: &EngineSetup) -> Result<OpenedEngine> {
     let ring = match kind {
         EngineKind::Uring => Some(("uring", uring::open(setup))),
         EngineKind::TokioUring => Some(("tokio-uring", tokio_uring::open(setup))),
@@ -209,11 +218,8 @@ mod tests {
     fn lanes_share_threads() {
         let threads = |depth, lanes| {
             pread_threads(&EngineSetup {
-                files: [].into(),
-                depth,
-                copiers: None,
                 lanes,
-                slab: None,
+                ..EngineSetup::new([].into(), depth)
             })
         };
         assert_eq!(

@@ -371,7 +371,7 @@ pub(super) mod tests {
     use crate::crc::Polynomial;
     use crate::engine::{EngineKind, EngineSetup, Wait, open, probe_ring};
     use crate::memory::{RegionWriter, Slab};
-    use crate::options::{CacheMode, EngineChoice, Location};
+    use crate::options::{CacheMode, Location};
     use crate::storage::{FileSource, RefusedDirect, evict, residency};
     use tload_testing::fixtures::Rng;
 
@@ -493,20 +493,11 @@ pub(super) mod tests {
     fn engines_compute_crcs_of_copied_bytes_if_they_are_wanted() {
         let (file, bytes, _folder) = copied_file();
         let files: Arc<[ReadFile]> = [file].into();
-        let kinds = [
-            (EngineKind::Pread, EngineChoice::Pread),
-            (EngineKind::Uring, EngineChoice::Auto),
-        ];
         let has_ring = probe_ring().refusal.is_none();
-        for (kind, choice) in kinds.into_iter().take(1 + usize::from(has_ring)) {
-            let setup = EngineSetup {
-                files: Arc::clone(&files),
-                depth: 2,
-                copiers: None,
-                lanes: 1,
-                slab: None,
-            };
-            let mut engine = open(kind, choice, &setup).expect("opens").engine;
+        let kinds = [EngineKind::Pread, EngineKind::Uring];
+        for kind in kinds.into_iter().take(1 + usize::from(has_ring)) {
+            let setup = EngineSetup::new(Arc::clone(&files), 2);
+            let mut engine = open(kind, false, &setup).expect("opens").engine;
             for crc in [None, Some(CRC)] {
                 let mut done = Vec::new();
                 engine.submit(job(crc));

@@ -5,8 +5,6 @@
 //! cache that are loaded to GPUs. Each thread takes a job, reads all of it, and sends it back. A
 //! job that waits for a retry is in the queue and occupies no thread.
 
-#![expect(unsafe_code, reason = "says which bytes of a lease a read has filled")]
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -120,10 +118,10 @@ fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
         }
         let copied = state.copy(file, &mut job.lease, &mut next);
         let step = copied.unwrap_or_else(|| {
-            let window = &mut job.lease.as_uninit()[next.window_offset..][..next.len];
-            let count = rustix::io::pread(file.descriptor(next.access), window, next.offset)
-                .map(|(filled, _)| filled.len())
-                .map_err(rustix::io::Errno::raw_os_error);
+            let (start, end) = (next.window_offset, next.window_offset + next.len);
+            let window = job.lease.bytes_mut(start..end);
+            let count = rustix::io::pread(file.descriptor(next.access), window, next.offset);
+            let count = count.map_err(rustix::io::Errno::raw_os_error);
             state.after(file, &mut job.lease, count)
         });
         match step {
@@ -133,9 +131,8 @@ fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
                 return Outcome::Later(Task { job, begun }, pause);
             }
             Step::Filled(len) => {
-                // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the
-                // call has returned.
-                let filled = unsafe { job.lease.assume_filled(len) };
+                // `Fill` counts from 0 what `pread` reported, without leaving a gap.
+                let filled = job.lease.written(len);
                 let filled = filled.with_prefixes(state.take_prefixes());
                 return Outcome::Done(Done {
                     extent,

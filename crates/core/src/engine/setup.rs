@@ -24,6 +24,20 @@ pub struct EngineSetup {
     pub slab: Option<Arc<Slab>>,
 }
 
+impl EngineSetup {
+    /// Returns the configuration of the only lane over `files`, without registered memory.
+    #[must_use]
+    pub fn new(files: Arc<[ReadFile]>, depth: usize) -> Self {
+        Self {
+            files,
+            depth,
+            copiers: None,
+            lanes: 1,
+            slab: None,
+        }
+    }
+}
+
 /// Configuration of an engine for objects.
 #[derive(Debug)]
 pub struct ObjectSetup {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, Result};
-use crate::options::{EngineChoice, LoadOptions};
+use crate::options::LoadOptions;
 use crate::storage::{ObjectSource, ReadFile, ReadHints, TILE_BYTES};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::retry::Retries;
@@ -81,7 +81,7 @@ impl SourceGroup for CachedGroup {
         // Lanes verify cached bytes, so no copying threads are used.
         let (mut files, count) = self.files.lanes_by(None, true, context);
         // The caller requires an engine for files only: objects need no ring.
-        files.required = EngineChoice::Auto;
+        files.is_required = false;
         let (depth, options) = (context.depth(), context.options);
         let store = (self.objects).occasional_requests(depth, options, context.cancel);
         GroupLanes {
@@ -127,7 +127,7 @@ impl StorageGroup for CachedGroup {
         options: &LoadOptions,
         cancel: &Arc<CancelFlag>,
     ) -> Result<Box<dyn Engine>> {
-        let files = self.files.open_single(options, EngineChoice::Auto)?;
+        let files = self.files.open_single(options, false)?;
         let store = self
             .objects
             .occasional_requests(REREAD_DEPTH, options, cancel);

@@ -101,14 +101,12 @@ impl FileGroup {
         let (kind, reason) = engine::choose(options.engine, &self.files, copiers);
         let engine = FileEngine {
             setup: EngineSetup {
-                files: Arc::clone(&self.files),
-                depth: context.depth(),
                 copiers,
-                lanes: 1,
                 slab: context.slab.cloned(),
+                ..EngineSetup::new(Arc::clone(&self.files), context.depth())
             },
             kind,
-            required: options.engine,
+            is_required: options.engine != EngineChoice::Auto,
             reason,
         };
         let fixed = options.lanes.map(LaneCount::fixed);
@@ -130,21 +128,15 @@ impl FileGroup {
             .flatten()
     }
 
-    /// Opens an engine for single reads, which must be the requested one if it is `required`.
+    /// Opens an engine for single reads, which must be the requested one if it `is_required`.
     pub(super) fn open_single(
         &self,
         options: &LoadOptions,
-        required: EngineChoice,
+        is_required: bool,
     ) -> Result<OpenedEngine> {
         let (kind, _) = engine::choose(options.engine, &self.files, None);
-        let setup = EngineSetup {
-            files: Arc::clone(&self.files),
-            depth: REREAD_DEPTH,
-            copiers: None,
-            lanes: 1,
-            slab: None,
-        };
-        engine::open(kind, required, &setup)
+        let setup = EngineSetup::new(Arc::clone(&self.files), REREAD_DEPTH);
+        engine::open(kind, is_required, &setup)
     }
 }
 
@@ -208,7 +200,8 @@ impl StorageGroup for FileGroup {
         _cancel: &Arc<CancelFlag>,
     ) -> Result<Box<dyn Engine>> {
         // The load tells engines for files itself when it is cancelled.
-        Ok(self.open_single(options, options.engine)?.engine)
+        let is_required = options.engine != EngineChoice::Auto;
+        Ok(self.open_single(options, is_required)?.engine)
     }
 }
 
@@ -217,8 +210,8 @@ impl StorageGroup for FileGroup {
 pub(super) struct FileEngine {
     setup: EngineSetup,
     kind: EngineKind,
-    /// The requested engine. A refused ring is an error if this requires one.
-    pub(super) required: EngineChoice,
+    /// A refused ring is an error.
+    pub(super) is_required: bool,
     /// Reason for this kind.
     reason: String,
 }
@@ -229,7 +222,7 @@ impl OpenEngine for FileEngine {
             lanes,
             ..self.setup.clone()
         };
-        engine::open(self.kind, self.required, &setup)
+        engine::open(self.kind, self.is_required, &setup)
     }
 
     fn reason(&self) -> String {

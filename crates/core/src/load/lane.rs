@@ -40,7 +40,7 @@ pub(crate) struct LaneSetup {
 
 /// Engine that a lane has opened. The engines of several lanes are merged into one.
 #[derive(Clone, Debug)]
-pub(crate) struct OpenedEngine {
+pub(crate) struct LaneEngine {
     group: usize,
     pub(crate) report: EngineReport,
     pub(crate) refusal: Option<Refusal>,
@@ -103,7 +103,7 @@ pub(crate) fn start<S>(
     lanes: Vec<LaneSetup>,
     sink: &Arc<OpenSink<S>>,
     events: impl Fn() -> LaneEvents<S::Tensor>,
-) -> std::result::Result<(Vec<JoinHandle<()>>, OpenedEngine), Refused>
+) -> std::result::Result<(Vec<JoinHandle<()>>, LaneEngine), Refused>
 where
     S: Sink + 'static,
     S::Tensor: 'static,
@@ -195,11 +195,11 @@ fn spawn_all(
 /// Merges the engines of up to `lanes` lanes. Those that the load can do without send nothing if
 /// they cannot begin.
 fn openings_of(
-    openings: &Receiver<Result<OpenedEngine>>,
+    openings: &Receiver<Result<LaneEngine>>,
     lanes: usize,
     failure: &mut Option<Error>,
-) -> Option<OpenedEngine> {
-    let mut by_group = BTreeMap::<usize, OpenedEngine>::new();
+) -> Option<LaneEngine> {
+    let mut by_group = BTreeMap::<usize, LaneEngine>::new();
     for opening in openings.iter().take(lanes) {
         match opening {
             Ok(opened) => match by_group.get(&opened.group) {
@@ -210,10 +210,10 @@ fn openings_of(
             Err(error) => *failure = failure.take().or(Some(error)),
         }
     }
-    by_group.into_values().reduce(OpenedEngine::and)
+    by_group.into_values().reduce(LaneEngine::and)
 }
 
-impl OpenedEngine {
+impl LaneEngine {
     /// Merges the engines of two groups.
     fn and(self, other: Self) -> Self {
         let mut report = self.report;
@@ -231,7 +231,7 @@ fn spawn<S>(
     setup: LaneSetup,
     sink: Arc<OpenSink<S>>,
     events: LaneEvents<S::Tensor>,
-    opened: Option<Sender<Result<OpenedEngine>>>,
+    opened: Option<Sender<Result<LaneEngine>>>,
 ) -> Result<JoinHandle<()>>
 where
     S: Sink + 'static,
@@ -270,7 +270,7 @@ fn run<S: Sink>(
     sink: &OpenSink<S>,
     deliver: &dyn Fn(&mut Vec<S::Tensor>),
     failing: &dyn Fn(&Error),
-    opened: Option<Sender<Result<OpenedEngine>>>,
+    opened: Option<Sender<Result<LaneEngine>>>,
 ) -> Result<()> {
     if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {
         return Ok(());
@@ -313,7 +313,7 @@ fn run<S: Sink>(
 
 impl LaneSetup {
     /// Opens the engine on the calling thread, which must be the one that uses it.
-    fn open(&self) -> Result<(Box<dyn Engine>, OpenedEngine)> {
+    fn open(&self) -> Result<(Box<dyn Engine>, LaneEngine)> {
         let opened = self.engine.open(self.lanes)?;
         let reason = match &opened.refusal {
             Some(refusal) => format!("a ring could not be set up: {}", refusal.reason),
@@ -328,7 +328,7 @@ impl LaneSetup {
         let refusal = opened.refusal;
         Ok((
             opened.engine,
-            OpenedEngine {
+            LaneEngine {
                 group: self.group,
                 report,
                 refusal,
@@ -380,14 +380,8 @@ mod tests {
             if !self.0 {
                 return Err(Error::unsupported("no engine"));
             }
-            let setup = EngineSetup {
-                files: [].into(),
-                depth: 1,
-                copiers: None,
-                lanes: 1,
-                slab: None,
-            };
-            engine::open(EngineKind::Pread, EngineChoice::Auto, &setup)
+            let setup = EngineSetup::new([].into(), 1);
+            engine::open(EngineKind::Pread, false, &setup)
         }
 
         fn reason(&self) -> String {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use crate::report::Report;
+use crate::report::{Report, Transfer};
 use crate::storage::CACHE_TOTALS;
 use crate::sync::per_process::PerProcess;
 
@@ -15,8 +15,12 @@ static TOTALS: PerProcess<Totals> = PerProcess::new();
 struct Totals {
     /// Loads by outcome.
     loads: BTreeMap<String, u64>,
-    /// Counts of the loads together.
-    sum: Report,
+    tensors: u64,
+    tensor_bytes: u64,
+    transfer: Transfer,
+    open_seconds: f64,
+    /// Seconds in which callers waited for the next tensor.
+    wait_seconds: f64,
     /// Seconds from a call until its first tensor was ready, or its load failed before.
     start_seconds: f64,
     /// Seconds from then until its end. Not a difference of the sums, which rounding may decrease:
@@ -35,32 +39,12 @@ impl Totals {
         let start = report.first_tensor_seconds.unwrap_or(report.seconds);
         self.start_seconds += start;
         self.stream_seconds += (report.seconds - start).max(0.0);
-        let sum = &mut self.sum;
-        for (sum, more) in counters(sum).into_iter().zip(counters(&mut report.clone())) {
-            *sum += *more;
-        }
-        sum.open_seconds += report.open_seconds;
-        sum.stages.consumer_wait += report.stages.consumer_wait;
+        self.tensors += report.tensors;
+        self.tensor_bytes += report.tensor_bytes;
+        self.transfer += report.transfer();
+        self.open_seconds += report.open_seconds;
+        self.wait_seconds += report.stages.consumer_wait;
     }
-}
-
-/// Counters of a report that are added up.
-fn counters(report: &mut Report) -> [&mut u64; 13] {
-    [
-        &mut report.tensors,
-        &mut report.tensor_bytes,
-        &mut report.direct_bytes,
-        &mut report.buffered_bytes,
-        &mut report.mapped_bytes,
-        &mut report.remote_bytes,
-        &mut report.cached_bytes,
-        &mut report.received_bytes,
-        &mut report.requests,
-        &mut report.request_retries,
-        &mut report.read_retries,
-        &mut report.stalls,
-        &mut report.hedges,
-    ]
 }
 
 /// Returns counters of the loads of this process that have ended, and of its caches, in the text
@@ -70,7 +54,7 @@ fn counters(report: &mut Report) -> [&mut u64; 13] {
 /// (from the call until the first tensor), `stream` (from there until the end).
 pub fn metrics_text() -> String {
     let totals = TOTALS.lock();
-    let sum = &totals.sum;
+    let sum = &totals.transfer;
     let mut text = Families::default();
     let complete = [("complete".to_owned(), 0)];
     let mut loads = BTreeMap::from(complete);
@@ -78,17 +62,17 @@ pub fn metrics_text() -> String {
     let loads: Vec<_> = loads.iter().map(|(name, count)| (&**name, count)).collect();
     text.add("loads_total", "Loads that have ended.", "outcome", &loads);
     let phases = [
-        ("open", sum.open_seconds),
+        ("open", totals.open_seconds),
         ("start", totals.start_seconds),
         ("stream", totals.stream_seconds),
     ];
     let help = "Time of loads, by phase: their sum is the time from opening to the end.";
     text.add("phase_seconds_total", help, "phase", &phases);
     let help = "Time in which callers waited for the next tensor.";
-    text.add_one("wait_seconds_total", help, sum.stages.consumer_wait);
-    text.add_one("tensors_total", "Tensors handed out.", sum.tensors);
+    text.add_one("wait_seconds_total", help, totals.wait_seconds);
+    text.add_one("tensors_total", "Tensors handed out.", totals.tensors);
     let help = "Bytes of the tensors handed out.";
-    text.add_one("tensor_bytes_total", help, sum.tensor_bytes);
+    text.add_one("tensor_bytes_total", help, totals.tensor_bytes);
     let sources = [
         ("direct", sum.direct_bytes),
         ("page_cache", sum.buffered_bytes),

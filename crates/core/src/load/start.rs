@@ -12,7 +12,7 @@ use super::check::{self, Check};
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
 use super::distributed::Joined;
 use super::ending::LoadEnd;
-use super::lane::{self, OpenedEngine, Refused};
+use super::lane::{self, LaneEngine, Refused};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
 use super::prepare::Prepared;
@@ -226,7 +226,7 @@ fn bridge(
 
 /// Logs, once per process each, fallbacks that make loads slower. The target: every report has them
 /// too, as notes, and Python logs these.
-fn warn_once(opened: &OpenedEngine, slab: Option<&Slab>) {
+fn warn_once(opened: &LaneEngine, slab: Option<&Slab>) {
     static NO_RING: AtomicBool = AtomicBool::new(false);
     static NOT_PINNED: AtomicBool = AtomicBool::new(false);
     // An atomic replaces a lock, on which a process that is forked meanwhile could block.

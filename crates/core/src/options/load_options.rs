@@ -110,7 +110,7 @@ named! {
         /// automatically; needs the feature `tokio-uring`.
         TokioUring = "tokio-uring",
     }
-    const ALL;
+    pub(crate) const ALL;
     /// Returns the name that options and reports use.
     pub fn name;
     impl FromStr as "engine";
@@ -245,10 +245,10 @@ mod tests {
                 cache
             );
         }
-        let error = "aio".parse::<EngineChoice>().expect_err("unknown");
+        let error = "random".parse::<Order>().expect_err("unknown");
         assert_eq!(
             error.message(),
-            "engine \"aio\" is unknown; it can be auto, uring, pread, tokio-uring"
+            "order \"random\" is unknown; it can be ready, file"
         );
     }
 

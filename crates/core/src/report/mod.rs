@@ -70,6 +70,14 @@ macro_rules! declare_report {
                 $(self.$counter = transfer.$counter;)*
             }
 
+            /// Returns the counters of reads.
+            pub(crate) fn transfer(&self) -> Transfer {
+                Transfer {
+                    last_retry: self.last_retry.clone(),
+                    $($counter: self.$counter,)*
+                }
+            }
+
             /// Adds the counters of more reads.
             fn add_transfer(&mut self, transfer: Transfer) {
                 self.read_bytes += transfer.read_bytes();

@@ -1,25 +1,13 @@
 //! Whole loads to devices: every byte, for every engine and limit.
 
 use tload::CacheMode;
+use tload::internal::engine::available;
 use tload::report::EngineReport;
-use tload::{Device, Dtype, EngineChoice, LoadOptions, Loader, Order, Verify};
+use tload::{Device, Dtype, LoadOptions, Loader, Order, Verify};
 use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, failure, hinted, load, options};
 use crate::stub::{bytes, cuda};
-
-/// Returns the engines that this machine supports.
-fn engines() -> Vec<EngineChoice> {
-    let mut engines = vec![EngineChoice::Pread];
-    // Other tests report loudly when there is no ring.
-    if tload::internal::probe::ring().available {
-        engines.push(EngineChoice::Uring);
-        if cfg!(feature = "tokio-uring") {
-            engines.push(EngineChoice::TokioUring);
-        }
-    }
-    engines
-}
 
 #[test]
 fn small_file_loads_to_device() {
@@ -106,7 +94,7 @@ fn device_load_equals_host_load() {
 #[test]
 fn random_loads_are_complete() {
     let cuda = cuda();
-    let engines = engines();
+    let engines = available();
     for seed in 0..50 {
         let mut rng = Rng::new(seed);
         let mut files = Files::new();
@@ -176,7 +164,7 @@ fn tensor_larger_than_staging_memory_streams_through_it() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     let files = Files::of_lengths(2, &[9 * MIB + 5, 100, 2 * MIB]);
-    for engine in engines() {
+    for engine in available() {
         for lanes in 1..=3 {
             let mut options = options(|it| {
                 (it.engine, it.lanes) = (engine, Some(lanes));

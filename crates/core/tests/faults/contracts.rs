@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tload::CacheMode;
+use tload::Location;
 use tload::extend::CancelFlag;
 use tload::internal::engine::{self, EngineKind, EngineSetup, ObjectSetup};
 use tload::internal::storage::{FileSource, ObjectSource, ReadFile, RefusedDirect};
-use tload::{EngineChoice, Location};
 use tload_testbed::slowfs::{Fault as FileFault, Mount, Options as Slowness, Rule as FileRule};
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 use tload_testing::conformance::{
@@ -23,10 +23,8 @@ use tload_testing::conformance::{
 
 use crate::bench::alone;
 use crate::files::{folder, write};
-use crate::on_files::is_there;
 use crate::on_objects::options_at;
-use crate::requirement::requirement;
-use crate::row::Via;
+use crate::requirement::{self, requirement};
 
 /// A folder whose files are read through a mount that fails on command.
 struct Shown {
@@ -81,22 +79,11 @@ impl Shown {
     }
 
     fn engine(&self, kind: EngineKind, request: &EngineRequest<'_>) -> EngineUnderTest {
-        let choice = match kind {
-            EngineKind::Uring => EngineChoice::Uring,
-            EngineKind::TokioUring => EngineChoice::TokioUring,
-            EngineKind::Pread | EngineKind::Map => EngineChoice::Pread,
-        };
         let files = self.files(request);
         let alignment = files.iter().map(ReadFile::alignment).max().unwrap_or(1);
-        let setup = EngineSetup {
-            files,
-            depth: request.depth,
-            copiers: None,
-            lanes: 1,
-            slab: None,
-        };
+        let setup = EngineSetup::new(files, request.depth);
         EngineUnderTest {
-            engine: engine::open(kind, choice, &setup).expect("opens").engine,
+            engine: engine::open(kind, true, &setup).expect("opens").engine,
             alignment: usize::try_from(alignment).expect("small"),
             remote: false,
             keep: Box::new(()),
@@ -122,13 +109,8 @@ impl Shown {
 }
 
 fn kinds() -> Vec<EngineKind> {
-    let kinds = [
-        (Via::Uring, EngineKind::Uring),
-        (Via::TokioUring, EngineKind::TokioUring),
-        (Via::Pread, EngineKind::Pread),
-    ];
-    let kinds = kinds.into_iter().filter(|(via, _)| is_there(*via));
-    kinds.map(|(_, kind)| kind).collect()
+    let engines = requirement::engines().into_iter();
+    engines.map(|it| engine::choose(it, &[], None).0).collect()
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::bench::{alone, watched};
 use crate::on_files::{self, Mounted, is_there, options_of};
 use crate::on_objects::{self, options_at};
 use crate::requirement::variable;
-use crate::row::{Ended, Via};
+use crate::row::{ALL_ON_FILES, Ended, Via};
 use crate::traces::Traces;
 
 /// Draws of each test, unless `TLOAD_SEEDS` says otherwise.
@@ -90,8 +90,8 @@ fn file_loads_survive_random_faults() {
     let Some(bench) = on_files::Bench::start() else {
         return;
     };
-    let vias = [Via::Uring, Via::TokioUring, Via::Pread, Via::Map];
-    let vias: Vec<_> = vias.into_iter().filter(|via| is_there(*via)).collect();
+    let vias = ALL_ON_FILES.iter().chain(&[Via::Map]).copied();
+    let vias: Vec<_> = vias.filter(|via| is_there(*via)).collect();
     let mut ends = Ends::default();
     for seed in seeds() {
         let mut rng = Rng::new(seed);

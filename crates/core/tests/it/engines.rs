@@ -10,7 +10,7 @@ use tload::internal::engine::{
 };
 use tload::internal::memory::{EventCount, Slab};
 use tload::internal::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
-use tload::{EngineChoice, ErrorKind, Location};
+use tload::{ErrorKind, Location};
 use tload_testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
 use tload_testing::fixtures::Rng;
 use tload_testing::sim::{SimConfig, SimEngine};
@@ -59,19 +59,11 @@ fn open_engine(
     depth: usize,
     slab: Option<Arc<Slab>>,
 ) -> OpenedEngine {
-    let choice = match kind {
-        EngineKind::Uring => EngineChoice::Uring,
-        EngineKind::Pread | EngineKind::Map => EngineChoice::Pread,
-        EngineKind::TokioUring => EngineChoice::TokioUring,
-    };
     let setup = EngineSetup {
-        files,
-        depth,
-        copiers: None,
-        lanes: 1,
         slab,
+        ..EngineSetup::new(files, depth)
     };
-    engine::open(kind, choice, &setup).expect("opens")
+    engine::open(kind, true, &setup).expect("opens")
 }
 
 fn on_files(
@@ -108,41 +100,15 @@ fn over(
 }
 
 #[test]
-fn uring_keeps_the_contract() {
-    if requirement::uring().is_none() {
-        return;
-    }
-    for cache in [CacheMode::Auto, CacheMode::Buffered] {
-        for registered in [false, true] {
-            let name = format!("uring, cache {cache}, registered memory {registered}");
-            engine_suite(&name, &|request| {
-                on_files(request, EngineKind::Uring, cache, registered)
-            });
+fn engines_keep_the_contract() {
+    for kind in kinds() {
+        let is_ring = matches!(kind, EngineKind::Uring | EngineKind::TokioUring);
+        for cache in [CacheMode::Auto, CacheMode::Buffered] {
+            for registered in [false, true].into_iter().take(1 + usize::from(is_ring)) {
+                let name = format!("{kind:?}, cache {cache}, registered memory {registered}");
+                engine_suite(&name, &|request| on_files(request, kind, cache, registered));
+            }
         }
-    }
-}
-
-#[test]
-fn tokio_uring_keeps_the_contract() {
-    if requirement::tokio_uring().is_none() {
-        return;
-    }
-    for cache in [CacheMode::Auto, CacheMode::Buffered] {
-        for registered in [false, true] {
-            let name = format!("tokio-uring, cache {cache}, registered memory {registered}");
-            engine_suite(&name, &|request| {
-                on_files(request, EngineKind::TokioUring, cache, registered)
-            });
-        }
-    }
-}
-
-#[test]
-fn pread_keeps_the_contract() {
-    for cache in [CacheMode::Auto, CacheMode::Buffered] {
-        engine_suite(&format!("pread, cache {cache}"), &|request| {
-            on_files(request, EngineKind::Pread, cache, false)
-        });
     }
 }
 
@@ -230,11 +196,10 @@ fn misaligned(kind: EngineKind, cache: CacheMode) -> (Vec<Done>, Arc<[ReadFile]>
     (done, files, contents.into_iter().next().expect("one"))
 }
 
+/// Returns the engines for files that this machine supports.
 fn kinds() -> Vec<EngineKind> {
-    let uring = requirement::uring().map(|()| EngineKind::Uring);
-    let tokio_uring = requirement::tokio_uring().map(|()| EngineKind::TokioUring);
-    let rings = uring.into_iter().chain(tokio_uring);
-    rings.chain([EngineKind::Pread]).collect()
+    let engines = requirement::engines().into_iter();
+    engines.map(|it| engine::choose(it, &[], None).0).collect()
 }
 
 #[test]

@@ -41,11 +41,8 @@ fn failure(mut stream: TensorStream) -> Error {
 
 /// Returns every engine and cache mode that this machine supports.
 fn variants() -> Vec<(EngineChoice, CacheMode)> {
-    let uring = requirement::uring().map(|()| EngineChoice::Uring);
-    let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
-    let rings = uring.into_iter().chain(tokio_uring);
-    let engines = rings.chain([EngineChoice::Pread]);
-    engines
+    requirement::engines()
+        .into_iter()
         .flat_map(|engine| [(engine, CacheMode::Auto), (engine, CacheMode::Buffered)])
         .collect()
 }

@@ -73,18 +73,8 @@ fn every_engine_cache_order_and_lane_count_loads_right_bytes() {
     let is_direct = requirement::direct().is_some();
     let checkpoint = open(folder.path()).expect("opens");
     let total = checkpoint.total_bytes();
-    let has_tokio_uring = requirement::tokio_uring().is_some();
-    for engine in [
-        EngineChoice::Auto,
-        EngineChoice::Uring,
-        EngineChoice::Pread,
-        EngineChoice::TokioUring,
-    ] {
-        if engine == EngineChoice::Uring && !has_ring
-            || engine == EngineChoice::TokioUring && !has_tokio_uring
-        {
-            continue;
-        }
+    let engines = requirement::engines();
+    for engine in engines.into_iter().chain([EngineChoice::Auto]) {
         for cache in [CacheMode::Auto, CacheMode::Buffered, CacheMode::Direct] {
             if cache == CacheMode::Direct && !is_direct {
                 continue;
@@ -110,12 +100,11 @@ fn every_engine_cache_order_and_lane_count_loads_right_bytes() {
                 }
                 check_report(&report, total, 100, lanes);
                 assert_eq!(report.engine.requested, engine.name());
-                let used = match engine {
-                    EngineChoice::Auto if !has_ring => "pread",
-                    EngineChoice::Auto => "uring",
-                    EngineChoice::Uring | EngineChoice::Pread | EngineChoice::TokioUring => {
-                        engine.name()
-                    }
+                let automatic = if has_ring { "uring" } else { "pread" };
+                let used = if engine == EngineChoice::Auto {
+                    automatic
+                } else {
+                    engine.name()
                 };
                 assert_eq!(report.engine.name, used);
                 if cache == CacheMode::Buffered {

@@ -56,11 +56,6 @@ fn assert_copied(path: &Path, file: &[u8], options: LoadOptions) {
     }
 }
 
-fn engines() -> Vec<EngineChoice> {
-    let uring = requirement::uring().map(|()| EngineChoice::Uring);
-    uring.into_iter().chain([EngineChoice::Pread]).collect()
-}
-
 #[test]
 fn resident_files_are_copied_and_cold_ones_read_directly() {
     if requirement::direct().is_none() {
@@ -69,7 +64,7 @@ fn resident_files_are_copied_and_cold_ones_read_directly() {
     let folder = folder();
     let file = even("t", 1, 24, 1 << 20);
     let path = write(&folder.path().join("m.safetensors"), &file);
-    for engine in engines() {
+    for engine in requirement::engines() {
         let auto = || options(|it| it.engine = engine);
         if evict(folder.path()) {
             assert_read_directly(&path, &file, auto());
@@ -86,7 +81,7 @@ fn resident_half_is_copied_and_cold_half_read_directly() {
     let folder = folder();
     let file = even("t", 2, 32, 1 << 20);
     let path = write(&folder.path().join("m.safetensors"), &file);
-    for engine in engines() {
+    for engine in requirement::engines() {
         let cold = evict(folder.path());
         let opened = FileSource::open(&location(&path)).expect("just written");
         let opened = opened.file();
@@ -127,7 +122,7 @@ fn files_on_overlay_are_copied_if_resident_else_read_directly() {
         return;
     };
     let path = overlay.path().join("m.safetensors");
-    for engine in engines() {
+    for engine in requirement::engines() {
         let auto = || options(|it| it.engine = engine);
         if evict(folder.path()) {
             assert_eq!(resident(&path), 0);
@@ -152,7 +147,7 @@ fn drop_leaves_nothing_in_the_page_cache() {
         requirement::say("SKIPPED: this file system keeps its pages");
         return;
     }
-    for engine in engines() {
+    for engine in requirement::engines() {
         for warm in [false, true] {
             if warm {
                 assert_eq!(read(&path), file);

@@ -43,20 +43,16 @@ pub(crate) fn uring() -> Option<()> {
 /// Requires that the engine of the crate `tokio-uring` can be set up.
 pub(crate) fn tokio_uring() -> Option<()> {
     use tload::internal::engine::{EngineKind, EngineSetup, open};
-    let setup = EngineSetup {
-        files: [].into(),
-        depth: 1,
-        copiers: None,
-        lanes: 1,
-        slab: None,
-    };
-    let opened = open(
-        EngineKind::TokioUring,
-        tload::EngineChoice::TokioUring,
-        &setup,
-    );
+    let setup = EngineSetup::new([].into(), 1);
+    let opened = open(EngineKind::TokioUring, true, &setup);
     let found = opened.map(drop).map_err(|error| error.chain());
     requirement("tokio-uring", found)
+}
+
+/// Returns the engines for files that this machine supports, and requires all.
+pub(crate) fn engines() -> Vec<tload::EngineChoice> {
+    let _ = (uring(), tokio_uring());
+    tload::internal::engine::available()
 }
 
 /// Requires that the temporary folder supports direct I/O and refuses misaligned reads, as disks

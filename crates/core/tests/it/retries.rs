@@ -65,17 +65,10 @@ impl Faulty {
     }
 }
 
-fn engines() -> Vec<EngineChoice> {
-    let uring = requirement::uring().map(|()| EngineChoice::Uring);
-    let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
-    let rings = uring.into_iter().chain(tokio_uring);
-    rings.chain([EngineChoice::Pread]).collect()
-}
-
 /// Returns the ways to read a file: by every engine, directly and through the page cache, and
 /// mapped.
 fn variants() -> Vec<(EngineChoice, CacheMode)> {
-    let read = engines()
+    let read = requirement::engines()
         .into_iter()
         .flat_map(|engine| [(engine, CacheMode::Direct), (engine, CacheMode::Buffered)]);
     read.chain([(EngineChoice::Auto, CacheMode::Map)]).collect()
@@ -197,7 +190,7 @@ fn failed_header_read_is_retried() {
 
 #[test]
 fn hung_mount_ends_in_timeout_and_memory_is_kept_until_answer() {
-    for engine in engines() {
+    for engine in requirement::engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.hang_every, it.fault_from, it.fault_max) = (1, PAST_HEADERS, 3);
         }) else {
@@ -229,7 +222,7 @@ fn hung_mount_ends_in_timeout_and_memory_is_kept_until_answer() {
 /// A failed read is reported although other reads never return.
 #[test]
 fn error_does_not_wait_for_hung_reads() {
-    for engine in engines() {
+    for engine in requirement::engines() {
         let Some(faulty) = Faulty::start(|it| {
             // The first read hangs before the second one fails.
             (it.hang_every, it.eio_every, it.fault_from) = (1, 2, PAST_HEADERS);
@@ -255,7 +248,7 @@ fn error_does_not_wait_for_hung_reads() {
 
 #[test]
 fn cancel_and_drop_do_not_wait_for_hung_mount() {
-    for engine in engines() {
+    for engine in requirement::engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.hang_every, it.fault_from) = (1, PAST_HEADERS);
         }) else {
@@ -296,7 +289,7 @@ fn open_timeout_is_kept_and_names_hung_file() {
 
 #[test]
 fn backoff_of_read_ends_with_load() {
-    for engine in engines() {
+    for engine in requirement::engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.eio_every, it.fault_from) = (1, PAST_HEADERS);
         }) else {
@@ -324,7 +317,7 @@ fn backoff_of_read_ends_with_load() {
 
 #[test]
 fn file_written_to_or_grown_behind_mount_has_changed() {
-    for engine in engines() {
+    for engine in requirement::engines() {
         for grows in [false, true] {
             let Some(faulty) = Faulty::start(|_| ()) else {
                 return;

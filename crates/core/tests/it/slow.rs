@@ -112,13 +112,6 @@ fn large() -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn engines() -> Vec<EngineChoice> {
-    let uring = requirement::uring().map(|()| EngineChoice::Uring);
-    let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
-    let rings = uring.into_iter().chain(tokio_uring);
-    rings.chain([EngineChoice::Pread]).collect()
-}
-
 fn variants() -> Vec<(EngineChoice, CacheMode)> {
     let caches = [
         CacheMode::Auto,
@@ -127,7 +120,7 @@ fn variants() -> Vec<(EngineChoice, CacheMode)> {
         CacheMode::Drop,
     ];
     let with = |engine| caches.map(|cache| (engine, cache));
-    engines().into_iter().flat_map(with).collect()
+    requirement::engines().into_iter().flat_map(with).collect()
 }
 
 fn wanted(engine: EngineChoice, cache: CacheMode) -> LoadOptions {
@@ -219,7 +212,7 @@ fn short_read_is_continued() {
 /// (1 MiB, eight times).
 #[test]
 fn short_direct_read_is_continued() {
-    for engine in engines() {
+    for engine in requirement::engines() {
         let fault_max = if engine == EngineChoice::Uring { 4 } else { 1 };
         let faults = |it: &mut Slowness| {
             (it.short_every, it.fault_from, it.fault_max) = (2, PAST_HEADERS, fault_max);
@@ -242,7 +235,7 @@ fn short_direct_read_is_continued() {
 /// 6.18), which no reader can detect.
 #[test]
 fn short_answer_to_page_cache_never_yields_wrong_bytes() {
-    for engine in engines() {
+    for engine in requirement::engines() {
         let faults = |it: &mut Slowness| {
             (it.short_every, it.fault_from, it.fault_max) = (5, PAST_HEADERS, 1);
         };
@@ -295,7 +288,7 @@ fn failed_read_is_error_naming_file_and_range() {
 /// A read that is never answered keeps its memory, and delays neither the caller nor other reads.
 #[test]
 fn load_times_out_while_storage_hangs() {
-    for engine in engines() {
+    for engine in requirement::engines() {
         let faults = |it: &mut Slowness| (it.hang_every, it.fault_from) = (3, PAST_HEADERS);
         let Some(slow) = Slow::start(&large(), faults) else {
             return;

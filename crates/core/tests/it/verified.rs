@@ -12,8 +12,8 @@ use tload::internal::schedule::{Depth, InFlight};
 use tload::internal::storage::{MemorySource, Source};
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
-    Checkpoint, Dtype, EngineChoice, Error, ErrorKind, Indices, LoadOptions, Loader, Order, Report,
-    Selection, Slice, Tensor, TensorInfo, Verify,
+    Checkpoint, Dtype, Error, ErrorKind, Indices, LoadOptions, Loader, Order, Report, Selection,
+    Slice, Tensor, TensorInfo, Verify,
 };
 use tload_testing::fixtures::{FileBuilder, Rng, tensor_info};
 use tload_testing::sim::{INJECTED, SimConfig};
@@ -393,13 +393,6 @@ fn waiting_extents_are_freed_at_end_of_load() {
 
 /// Returns options for each kind of memory here, in addition to views.
 fn ways() -> Vec<LoadOptions> {
-    let mut engines = vec![EngineChoice::Pread];
-    if requirement::uring().is_some() {
-        engines.push(EngineChoice::Uring);
-    }
-    if requirement::tokio_uring().is_some() {
-        engines.push(EngineChoice::TokioUring);
-    }
     let with_engine = |engine| {
         options(|it| {
             it.engine = engine;
@@ -408,7 +401,10 @@ fn ways() -> Vec<LoadOptions> {
             it.verify = Verify::Require;
         })
     };
-    let mut ways: Vec<_> = engines.into_iter().map(with_engine).collect();
+    let mut ways: Vec<_> = requirement::engines()
+        .into_iter()
+        .map(with_engine)
+        .collect();
     ways.push(options(|it| {
         it.cache = CacheMode::Map;
         it.verify = Verify::Require;

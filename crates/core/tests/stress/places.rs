@@ -197,13 +197,8 @@ impl Land {
         unversioned.leave_out_validators();
         redirect(&redirecting, &server, files.keys());
         let found = tload::internal::probe::ring().error.map_or(Ok(()), Err);
-        let mut engines = vec![EngineChoice::Pread];
-        if required("uring", found).is_some() {
-            engines.push(EngineChoice::Uring);
-            if cfg!(feature = "tokio-uring") {
-                engines.push(EngineChoice::TokioUring);
-            }
-        }
+        let _ = required("uring", found);
+        let engines = tload::internal::engine::available();
         let slow = required("fuse", mount(folder.path(), failing()));
         let garbled = required("fuse", mount(folder.path(), slowfs::Options::default()));
         let overlay = required("overlay", Overlay::mount(folder.path()));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::queue::FinishedQueue;
 use super::state::{COMPLETE, State};
 use crate::error::{ErrorKind, Result};
-use crate::load::lane::{self, LaneEvents, OpenedEngine};
+use crate::load::lane::{self, LaneEngine, LaneEvents};
 use crate::load::pipeline::Feed;
 use crate::memory::WriteGate;
 use crate::options::Order;
@@ -153,7 +153,7 @@ impl Handover {
     }
 
     /// Adds the engine that the lanes have opened to the report.
-    pub(crate) fn set_engine(&self, opened: OpenedEngine) {
+    pub(crate) fn set_engine(&self, opened: LaneEngine) {
         let mut inner = self.lock();
         inner.report.engine = opened.report;
         if let Some(refusal) = opened.refusal {
