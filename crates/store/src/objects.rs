@@ -9,8 +9,8 @@ use object_store::{GetOptions, GetResult, ObjectStore};
 
 use super::answers::Answers;
 use super::backend::Backend;
-use super::pages::{self, Format, Gathered};
 use super::failure::Fault;
+use super::pages::{self, Format, Gathered};
 use super::requests::Requests;
 use super::response_capture::ResponseCapture;
 use super::tree::{Level, Listed};

@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::format::Precedence;
 use crate::options::{HubId, Location, Protocol, StoreOptions};
 use crate::storage::{
-    Folder, ObjectSource, OpenedState, Remote, Source, StoreClient, cached, commit_in_cache, open_deadline,
+    Folder, ObjectSource, OpenedState, Remote, Source, StoreClient, cached, commit_in_cache,
+    open_deadline,
 };
 
 /// Access to the objects of one checkpoint.

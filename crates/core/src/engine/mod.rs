@@ -65,9 +65,7 @@ mod uring;
 mod uring;
 mod work;
 
-pub use choose::{
-    EngineKind, OpenedEngine, are_copied, available, choose, open, open_shared,
-};
+pub use choose::{EngineKind, OpenedEngine, are_copied, available, choose, open, open_shared};
 pub(crate) use choose::{copiers, open_remote};
 pub(crate) use object::open_cached;
 pub use object::open_objects;

@@ -220,7 +220,7 @@ async fn throughput(
     ended(tasks, stop.into()).await?;
     let bytes = received.load(Ordering::Relaxed);
     let seconds = began.elapsed().as_secs_f64();
-    Ok((bytes > 0).then(|| ConnectionRate {
+    Ok((bytes > 0).then_some(ConnectionRate {
         connections,
         bytes,
         seconds,

@@ -62,13 +62,13 @@ pub use retrying::with_retries;
 use revalidation::Known;
 use senders::Senders;
 pub use site::ObjectSite;
-pub use store_client::StoreClient;
 pub use store::{
     Level, Listed, cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot,
     object_path, repository_folder, snapshot,
 };
 #[cfg(feature = "testing")]
 pub use store::{assert_content_store_is_bounded, assert_levels_are_whole};
+pub use store_client::StoreClient;
 
 /// Object of a store, in the state in which it was opened. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -170,10 +170,9 @@ fn in_neither_cache(url: &RemoteUrl, options: &StoreOptions) -> (String, String)
 
 /// Returns the error for a response of the hub that cannot be parsed; `what` describes it.
 fn malformed(requests: &Requests, what: &str, captured: &ResponseCapture) -> Fault {
-    let classification =
-        Classification::new(ErrorKind::Remote, "the hub's response is malformed")
-            .hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)")
-            .cause(Some(Cause::Words(what.to_owned())));
+    let classification = Classification::new(ErrorKind::Remote, "the hub's response is malformed")
+        .hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)")
+        .cause(Some(Cause::Words(what.to_owned())));
     requests.classified(captured, classification)
 }
 
