@@ -106,16 +106,19 @@ impl Shard {
     }
 
     /// Returns the opened file or object.
+    #[doc(hidden)]
     pub fn source(&self) -> &Arc<dyn Source> {
         &self.source
     }
 
     /// Returns the CRCs of the header with its length field, as they were read.
+    #[doc(hidden)]
     pub fn header_crcs(&self) -> Crcs {
         self.header_crcs
     }
 
     /// Returns the indices of the checkpoint's tensors that the shard holds.
+    #[doc(hidden)]
     pub fn tensors(&self) -> Range<usize> {
         self.tensors.clone()
     }

@@ -149,6 +149,7 @@ pub struct Target {
 
 impl Plan {
     /// Renumbers the tensors: tensor `i` becomes `numbers[i]`.
+    #[doc(hidden)]
     pub fn renumber(&mut self, numbers: &[usize]) {
         for piece in &mut self.pieces {
             piece.tensor = numbers[piece.tensor];
@@ -172,6 +173,7 @@ impl Plan {
 
     /// Copies the bytes of slices from those of an extent to where [`Self::gather`] moves them to
     /// in its window.
+    #[doc(hidden)]
     pub fn gather_from(&self, extent: &Extent, bytes: &[u8], window: &mut [u8]) {
         for (strides, shown) in self.slices_in(extent) {
             strides.gather_from(bytes, window, shown);
@@ -216,6 +218,7 @@ impl Plan {
     }
 
     /// Returns whether a region's tensor must be moved to an aligned address when complete.
+    #[doc(hidden)]
     pub fn is_realigned(&self, region: &RegionPlan) -> bool {
         let first = &self.extents[region.extents.start];
         let tensor = self.pieces[first.pieces.start].tensor;

@@ -119,6 +119,7 @@ impl Selection {
     }
 
     /// Returns whether all rules are exact names.
+    #[doc(hidden)]
     pub fn is_by_name(&self) -> bool {
         (self.rules.as_ref()).is_some_and(|rules| rules.iter().all(Rule::is_name))
     }
@@ -129,6 +130,7 @@ impl Selection {
     ///
     /// [`ErrorKind::NoSuchTensor`] for a rule that selects nothing: a typing error would otherwise
     /// load half a model.
+    #[doc(hidden)]
     pub fn resolve(&self, names: &[&str]) -> Result<Vec<usize>> {
         let Some(rules) = &self.rules else {
             return Ok((0..names.len()).collect());

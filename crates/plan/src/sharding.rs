@@ -243,6 +243,7 @@ impl Sharding {
     }
 }
 
+#[doc(hidden)]
 impl From<Split> for Sharding {
     fn from(split: Split) -> Self {
         Self {

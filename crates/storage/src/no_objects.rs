@@ -69,7 +69,6 @@ uncallable!(ObjectSource {
     checksums() -> Result<Vec<(&'static str, String)>>;
     contents_name() -> Option<&str>;
     distrust(&Range<u64>, Error) -> Error;
-    for_load() -> Self;
     hints() -> ReadHints;
     measure(&[Self], Instant) -> Result<StoreProbe>;
     opened_state() -> Option<OpenedState>;
@@ -85,6 +84,12 @@ uncallable!(Remote {
 });
 
 impl ObjectSource {
+    /// Is never called.
+    #[must_use]
+    pub fn for_load(&self) -> Self {
+        match *self {}
+    }
+
     /// Is never called.
     pub fn open(
         remote: &Arc<Remote>,

@@ -32,6 +32,7 @@ pub trait Source: std::fmt::Debug + Send + Sync {
 
     /// Like [`Self::verify_unchanged`], and requires that the path or key does not lead to
     /// something else.
+    #[doc(hidden)]
     fn verify_in_place(&self) -> Result<()> {
         self.verify_unchanged()
     }
@@ -42,38 +43,45 @@ pub trait Source: std::fmt::Debug + Send + Sync {
     ///
     /// [`crate::error::ErrorKind::Unsupported`] for an object without one, unless the options of
     /// its store allow that.
+    #[doc(hidden)]
     fn require_versioned(&self) -> Result<()> {
         Ok(())
     }
 
     /// Returns whether both are the same file or object.
+    #[doc(hidden)]
     fn is(&self, other: &dyn Source) -> bool {
         self.location() == other.location()
     }
 
     /// Returns what tells states of the source apart, in words that another process compares.
+    #[doc(hidden)]
     fn validator(&self) -> String {
         "unknown".to_owned()
     }
 
     /// Returns the commit of a hub that the source is of, or the digest of an artifact's manifest.
     /// Contents of a commit never change, wherever they are read from.
+    #[doc(hidden)]
     fn commit_name(&self) -> Option<&str> {
         None
     }
 
     /// Makes the cache forget the source: its bytes turned out to be wrong. From now on, they are
     /// read from the origin. Returns false if they were before.
+    #[doc(hidden)]
     fn clear_cached(&self) -> bool {
         false
     }
 
     /// Returns the file, if it is one.
+    #[doc(hidden)]
     fn as_file(&self) -> Option<&FileSource> {
         None
     }
 
     /// Returns the object, if it is one.
+    #[doc(hidden)]
     fn as_object(&self) -> Option<&ObjectSource> {
         None
     }

@@ -1,7 +1,7 @@
-//! What differs between protocols once a store is open: how objects and lists are requested, and
+//! Differences between protocols once a store is open: how objects and lists are requested, and
 //! what the server says about them.
 //!
-//! Each protocol implements [`Backend`] beside its code: `objects.rs` for the stores that
+//! Each protocol implements [`StoreBackend`] beside its code: `objects.rs` for the stores that
 //! `object_store` knows, `hub/` and `oci/`. [`Store`](super::Store) calls it, and all of its
 //! requests go through [`Requests`]. What differs in errors is in
 //! [`Hints`](super::classification::Hints).
@@ -24,10 +24,10 @@ use super::tree::{Level, Listed};
 
 /// Protocol of one opened store. Every request is one attempt.
 #[async_trait]
-pub(crate) trait Backend: Send + Sync {
+pub(crate) trait StoreBackend: Send + Sync {
     /// Returns the backend as another opening has it: with the same clients, and with nothing that
     /// the server has said.
-    fn for_opening(self: Arc<Self>, answers: &Answers) -> Arc<dyn Backend>;
+    fn for_opening(self: Arc<Self>, answers: &Answers) -> Arc<dyn StoreBackend>;
 
     /// Requests an object or a range of it.
     async fn get(

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use http::HeaderValue;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
-use super::backend::Backend;
+use super::backend::StoreBackend;
 use super::classification::{Hints, texts};
 use super::client::{Extras, client_options};
 use super::connector::Connector;
@@ -55,7 +55,7 @@ pub(crate) struct Opening<'a> {
 
 /// Opened store and its properties.
 pub(crate) struct OpenStore {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) backend: Arc<dyn StoreBackend>,
     pub(crate) credentials: Credentials,
     /// Endpoint and account, beyond what the URL names.
     pub(crate) origin: String,
@@ -85,7 +85,7 @@ impl OpenStore {
     }
 
     /// Creates a store without any of the properties that only some protocols have.
-    pub(crate) fn new(backend: Arc<dyn Backend>, credentials: Credentials) -> Self {
+    pub(crate) fn new(backend: Arc<dyn StoreBackend>, credentials: Credentials) -> Self {
         Self {
             backend,
             credentials,

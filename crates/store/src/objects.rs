@@ -8,7 +8,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectStore};
 
 use super::answers::Answers;
-use super::backend::Backend;
+use super::backend::StoreBackend;
 use super::failure::Fault;
 use super::pages::{self, Format, Gathered};
 use super::requests::Requests;
@@ -53,8 +53,8 @@ impl Objects {
 }
 
 #[async_trait]
-impl Backend for Objects {
-    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn Backend> {
+impl StoreBackend for Objects {
+    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn StoreBackend> {
         self
     }
 

@@ -31,7 +31,8 @@ pub(crate) struct Server {
     pub(crate) first: Option<Arc<FirstConnection>>,
     /// Error of requests if they are forbidden: message and hint.
     pub(crate) offline: Option<(String, String)>,
-    /// Variables and files that the store was opened from; `None` if other openings cannot share it.
+    /// Variables and files that the store was opened from; `None` if other openings cannot share
+    /// it.
     surroundings: Option<Surroundings>,
     pub(crate) hints: &'static Hints,
     pub(crate) redactor: Redactor,

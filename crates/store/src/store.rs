@@ -9,7 +9,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
 use super::answers::{AnswerCache, Answers, Check, check};
-use super::backend::{Attempt, Backend, Pieces};
+use super::backend::{Attempt, Pieces, StoreBackend};
 use super::builder::Opening;
 use super::checksums::Asks;
 use super::connector::Connector;
@@ -33,12 +33,13 @@ use crate::sync::timeline::Timeline;
 
 /// Bucket, container, web server, or repository of a model hub.
 pub struct Store {
-    backend: Arc<dyn Backend>,
+    backend: Arc<dyn StoreBackend>,
     requests: Requests,
 }
 
 impl Store {
-    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request yet.
+    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request
+    /// yet.
     ///
     /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
     /// I/O and time.
@@ -97,7 +98,7 @@ impl Store {
     }
 
     fn begin(
-        backend: Arc<dyn Backend>,
+        backend: Arc<dyn StoreBackend>,
         requests: Requests,
         url: &RemoteUrl,
         cache: Option<&dyn AnswerCache>,
@@ -124,9 +125,9 @@ impl Store {
         self.requests.server.is_keepable()
     }
 
-    /// Returns whether an opening may use what this kept store uses now: it sends requests, a server
-    /// was reached if that is limited in time, the credentials have not turned out to be wrong, and
-    /// variables and files are as they were.
+    /// Returns whether an opening may use what this kept store uses now: it sends requests, a
+    /// server was reached if that is limited in time, the credentials have not turned out to be
+    /// wrong, and variables and files are as they were.
     pub fn is_reusable(&self) -> bool {
         self.requests.server.is_reusable()
     }

@@ -63,6 +63,7 @@ impl Algorithm {
     }
 
     /// Returns the polynomial, if it is a CRC.
+    #[doc(hidden)]
     pub fn polynomial(self) -> Option<Polynomial> {
         match self {
             Self::Crc32c => Some(Polynomial::Crc32c),
@@ -172,11 +173,13 @@ impl Digest {
     }
 
     /// Returns the digest of all bytes that `hasher` has consumed.
+    #[doc(hidden)]
     pub fn from_hasher(hasher: Sha256) -> Self {
         Self::new(Algorithm::Sha256, &hasher.finalize()).expect("as many as SHA-256 makes")
     }
 
     /// Creates a digest from the value of a CRC.
+    #[doc(hidden)]
     pub fn from_crc(algorithm: Algorithm, crc: u64) -> Self {
         let bytes = crc.to_be_bytes();
         let own = &bytes[bytes.len() - algorithm.len()..];

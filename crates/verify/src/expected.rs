@@ -38,6 +38,8 @@ pub enum Expectation {
 
 impl Expectation {
     /// Returns the part of the expectation that is secure against deliberate changes.
+    #[must_use]
+    #[doc(hidden)]
     pub fn secure(&self) -> Self {
         let Self::Of(expected) = self else {
             return self.clone();

@@ -318,6 +318,7 @@ struct TensorFields {
     blake3: Option<Digest>,
 }
 
+#[doc(hidden)]
 impl From<TensorFields> for ManifestTensor {
     fn from(fields: TensorFields) -> Self {
         Self {

@@ -96,7 +96,9 @@ impl Regions {
         let used = used.into_iter();
         Self {
             names: numbers.iter().map(name).collect(),
-            shards: used.map(|shard| shards[shard].source().clone()).collect(),
+            shards: used
+                .map(|shard| Arc::clone(shards[shard].source()))
+                .collect(),
             hints: ReadHints {
                 alignment: page_size() as u64,
                 ..if staged { COPIED_HINTS } else { SHOWN_HINTS }

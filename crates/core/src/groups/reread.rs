@@ -44,7 +44,7 @@ fn open_engines(
     for region in regions {
         let source = *source_of[region.shard].get_or_insert_with(|| {
             shards.push(WantedShard {
-                source: checkpoint.shards()[region.shard].source().clone(),
+                source: Arc::clone(checkpoint.shards()[region.shard].source()),
                 ranges: Vec::new(),
             });
             shards.len() - 1

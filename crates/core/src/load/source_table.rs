@@ -208,7 +208,7 @@ impl OwnShards {
         for (_, tensor) in own {
             let source = *source_of[tensor.shard()].get_or_insert_with(|| {
                 shards.push(WantedShard {
-                    source: checkpoint.shards()[tensor.shard()].source().clone(),
+                    source: Arc::clone(checkpoint.shards()[tensor.shard()].source()),
                     ranges: Vec::new(),
                 });
                 shards.len() - 1

@@ -22,7 +22,7 @@ use super::listing::unconditional;
 use super::malformed;
 use super::repository::{ask, failed, refused};
 use crate::answers::Answers;
-use crate::backend::Backend;
+use crate::backend::StoreBackend;
 use crate::failure::Fault;
 use crate::options::location::RESERVED;
 use crate::pages::bounded;
@@ -57,8 +57,8 @@ enum Kind {
 }
 
 #[async_trait]
-impl Backend for Bucket {
-    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn Backend> {
+impl StoreBackend for Bucket {
+    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn StoreBackend> {
         self
     }
 

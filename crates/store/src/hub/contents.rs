@@ -1,5 +1,5 @@
-//! Interface to a store of contents: a hub may keep the files of a repository in one, and name their
-//! contents in its responses.
+//! Interface to a store of contents: a hub may keep the files of a repository in one, and name
+//! their contents in its responses.
 
 use std::ops::Range;
 

@@ -34,7 +34,7 @@ pub use self::xet::assert_content_store_is_bounded;
 
 use self::repository::Repository;
 use self::settings::{Token, endpoint, token_path};
-use super::backend::Backend;
+use super::backend::StoreBackend;
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::{Cause, Classification, Hints};
 use super::client::Extras;
@@ -106,7 +106,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .build()
         .map_err(refused)?;
     let files = Arc::new(store);
-    let backend: Arc<dyn Backend> = if id.is_bucket() {
+    let backend: Arc<dyn StoreBackend> = if id.is_bucket() {
         let tree = format!("{endpoint}/api/{}/tree", id.repository);
         Arc::new(Bucket {
             files,

@@ -16,7 +16,7 @@ use super::contents::ContentStore;
 use super::listing::{Commit, commit_of_many, unconditional, with_tree};
 use super::malformed;
 use crate::answers::{AnswerPlace, Answers};
-use crate::backend::{Attempt, Backend, Pieces};
+use crate::backend::{Attempt, Pieces, StoreBackend};
 use crate::failure::Fault;
 use crate::pages::bounded;
 use crate::requests::Requests;
@@ -45,8 +45,8 @@ pub(crate) struct Repository {
 }
 
 #[async_trait]
-impl Backend for Repository {
-    fn for_opening(self: Arc<Self>, answers: &Answers) -> Arc<dyn Backend> {
+impl StoreBackend for Repository {
+    fn for_opening(self: Arc<Self>, answers: &Answers) -> Arc<dyn StoreBackend> {
         Arc::new(Self {
             files: Arc::clone(&self.files),
             client: self.client.clone(),

@@ -28,7 +28,7 @@ use super::manifest::{File, INDEXES, MANIFESTS, Manifest};
 use super::{failed, judged, whole};
 use crate::addresses::Reach;
 use crate::answers::Answers;
-use crate::backend::Backend;
+use crate::backend::StoreBackend;
 use crate::classification::{Classification, changed};
 use crate::error::ErrorKind;
 use crate::failure::Fault;
@@ -76,8 +76,8 @@ pub(super) struct Artifact {
 
 /// No other opening shares a registry: its logins come from files and programs of other tools.
 #[async_trait]
-impl Backend for Registry {
-    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn Backend> {
+impl StoreBackend for Registry {
+    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn StoreBackend> {
         self
     }
 

@@ -461,7 +461,7 @@ impl FileReport {
 impl Open {
     /// Reads the header again.
     fn again(&self) -> Self {
-        let source = self.source.clone();
+        let source = Arc::clone(&self.source);
         let header = self.header.as_ref().map(|_| {
             let first = source.fetch(0, FIRST_BYTES).map_err(FileError::new)?;
             header_of(&*source, first)
