@@ -47,15 +47,17 @@ pub struct OpenOptions {
     ///
     /// ```
     /// # mod tload {
+    /// #     pub use tload_base::options::Location;
     /// #     pub use tload_checkpoint::{OpenOptions, OpenedCheckpoint as Checkpoint};
     /// #     pub use tload_storage::StoreClient;
     /// # }
-    /// use tload::{Checkpoint, OpenOptions, StoreClient};
+    /// use tload::{Checkpoint, Location, OpenOptions, StoreClient};
     ///
     /// let client = StoreClient::new();
     /// for adapter in ["no-such-adapter", "nor-this-one"] {
     ///     let options = OpenOptions::default().client(client.clone());
-    ///     assert!(Checkpoint::open_with(adapter, options).is_err());
+    ///     let adapter = Location::from_path(adapter);
+    ///     assert!(Checkpoint::open_with(&adapter, options).is_err());
     /// }
     /// // Connections that were kept for another adapter are closed.
     /// drop(client);

@@ -29,13 +29,16 @@ const SHOWN: usize = 10;
 /// # }
 /// use tload::Sharding;
 ///
-/// # let tensors: Vec<(&str, &[usize])> = Vec::new();
+/// # let experts: Vec<_> = (0..8).map(|index| format!("0.experts.{index}.weight")).collect();
+/// # let names = experts.iter().map(String::as_str).chain(["0.q_proj.weight", "0.o_proj.weight"]);
+/// # let tensors = names.map(|name| (name, &[8, 8][..]));
 /// let (rank, size) = (3, 8);
 /// let attention = [("*.q_proj.weight", 0), ("*.o_proj.weight", 1)];
 /// let sharding = Sharding::tp(rank, size, attention)?
 ///     .and(Sharding::ep(rank, size, "*.experts.{}.*")?);
 /// // `tensors` has the name and the shape of each tensor of the checkpoint.
 /// let mine = sharding.apply(tensors)?;
+/// assert_eq!(mine.names, ["0.experts.3.weight", "0.q_proj.weight", "0.o_proj.weight"]);
 /// // A load of `within(mine.names)` with `slices(mine.slices)` reads this rank's share.
 /// # Ok::<(), tload::Error>(())
 /// ```

@@ -33,7 +33,7 @@ const QUERY: &str = "?…";
 /// ```no_run
 /// # mod tload {
 /// #     pub use tload_base::{error::Error, options::Location};
-/// #     pub mod cache { pub use tload_storage::{CacheDirectory, Pruning}; }
+/// #     pub mod cache { pub use tload_storage::object::cache::{CacheDirectory, Pruning}; }
 /// # }
 /// use std::time::Duration;
 /// use tload::Location;
