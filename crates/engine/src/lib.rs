@@ -1,4 +1,7 @@
-//! Engines fill leases: the interface between the pipeline and storage.
+//! Engines fill leases: the interface between the pipeline and storage, and the engines for files.
+//!
+//! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
+//! are released together, and anything else here may change in any release.
 //!
 //! An engine knows files and memory, not tensors. It owns a lease from `submit` until `reap` hands
 //! it back, so the kernel never writes to memory that has another owner. `submit` never blocks on
@@ -6,7 +9,7 @@
 //! reads, `EINTR`, `EAGAIN`, refused direct I/O and transient errors end below this interface
 //! (`fill.rs`). A [`Done`] carries `Result<Filled, Error>`: only an engine makes a `Filled`, so
 //! memory that was not read cannot become a tensor
-//! ([0001](../../../../docs/design/0001-filled-leases.md)). The interface is modelled on
+//! ([0001](../../../docs/design/0001-filled-leases.md)). The interface is modelled on
 //! completions, not on `async fn`: work completes out of order and holds memory meanwhile.
 //!
 //! # Windows
@@ -21,63 +24,39 @@
 //! *Staged*, for tensors on a GPU or in the caller's memory, and for slices with gaps: a window is
 //! a slot of a slab, which is populated once, registered with the ring, pinned for the GPU, and
 //! kept for the next load. The sink owns a filled slot until the copy's event has fired. A tensor
-//! larger than the slab streams through it ([0003](../../../../docs/design/0003-gpu-memory.md)).
+//! larger than the slab streams through it ([0003](../../../docs/design/0003-gpu-memory.md)).
 //!
 //! A third kind is a view of the file, whose lease refuses writes (`cache=map`,
-//! [0006](../../../../docs/design/0006-page-cache.md)).
+//! [0006](../../../docs/design/0006-page-cache.md)).
 //!
 //! # Engines
 //!
-//! * `uring`: one ring per lane; `preadv2` for cached bytes to verify; direct I/O, registered files
-//!   and slabs and `DEFER_TASKRUN` where permitted. Used by `auto`, unless `pread` is better.
-//! * `tokio-uring`: the crate's runtime on the lane's thread, one task per job. Used on request.
-//! * `pread`: up to 32 threads, 64 on a network, for all lanes that begin together. Used on tmpfs,
-//!   from the page cache to GPUs, and without rings.
-//! * `shared`: waits for the leader of the node, shows its memory or copies from it. Used for what
-//!   several ranks want.
-//! * `remote`: receives from other nodes what several of them want.
-//! * `map`: the threads of `pread` populate the pages of views; nothing is copied. Used with
-//!   `cache=map`.
-//! * `object`: ranged requests on shared network threads, streamed into leases. Used for object
-//!   stores, on one lane per store beside the lanes of files.
+//! * [`uring`]: one ring per lane; `preadv2` for cached bytes to verify; direct I/O, registered
+//!   files and slabs and `DEFER_TASKRUN` where permitted.
+//! * [`PreadEngine`]: threads that call `pread`, or that populate the pages of views.
+//!
+//! [`Fill`] judges the result of each read, for these and for engines for files in crates above.
 
-mod choose;
 mod fill;
-#[cfg(feature = "object")]
-mod object;
-#[cfg(not(feature = "object"))]
-#[path = "no_objects.rs"]
-mod object;
 mod pread;
-mod remote;
-mod reread;
 mod setup;
-mod shared;
-#[cfg(all(target_os = "linux", feature = "tokio-uring"))]
-mod tokio_uring;
-#[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
-#[path = "no_tokio_uring.rs"]
-mod tokio_uring;
-#[cfg(all(target_os = "linux", feature = "uring"))]
-mod uring;
+mod transfer;
 #[cfg(not(all(target_os = "linux", feature = "uring")))]
 #[path = "no_uring.rs"]
-mod uring;
+pub mod uring;
+#[cfg(all(target_os = "linux", feature = "uring"))]
+pub mod uring;
 mod work;
 
-pub use choose::{EngineKind, OpenedEngine, are_copied, available, choose, open, open_shared};
-pub(crate) use choose::{copiers, open_remote};
-pub(crate) use object::open_cached;
-pub use object::open_objects;
-pub(crate) use remote::{RemoteSetup, RemoteSource};
-pub use reread::{RereadSetup, StorageEngines};
-pub use setup::{EngineSetup, ObjectSetup, Refusal, RingProbe};
-pub use shared::SharedSetup;
-pub use uring::probe_ring;
+// Paths that the crates of tload share.
+pub(crate) use tload_base::{crc, error, sync};
+pub(crate) use {tload_memory as memory, tload_storage as storage};
 
-pub use crate::report::Transfer;
+pub use fill::{Fill, Read, Step};
+pub use pread::PreadEngine;
+pub use setup::{EngineSetup, Refusal, RingProbe};
+pub use transfer::Transfer;
 
-#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -174,8 +153,7 @@ pub trait Engine {
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 
 /// Leaks windows that were handed to a ring which no longer reports completions.
-#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
-fn give_up(leases: impl IntoIterator<Item = Lease>) {
+pub fn give_up(leases: impl IntoIterator<Item = Lease>) {
     let mut bytes = 0;
     for lease in leases {
         bytes += lease.len() as u64;
@@ -191,13 +169,15 @@ fn give_up(leases: impl IntoIterator<Item = Lease>) {
 }
 
 /// Returns the bytes of windows that were leaked because their ring failed.
-pub(crate) fn given_up_bytes() -> u64 {
+#[must_use]
+pub fn given_up_bytes() -> u64 {
     GIVEN_UP.load(Ordering::Relaxed)
 }
 
 /// Returns the error of jobs that end because the load is over. The stream knows the reason for
 /// that.
-pub(crate) fn cancelled() -> Error {
+#[must_use]
+pub fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "the load was cancelled")
 }
 
