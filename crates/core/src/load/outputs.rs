@@ -122,13 +122,13 @@ impl Outputs {
                 }
                 Destination::HostTargets => Output::host_targets(prepared, &gate),
                 Destination::CudaTargets(context) => {
-                    Output::cuda_targets(prepared, context, &gate)?
+                    Output::cuda_targets(prepared, context, &gate, options)?
                 }
                 Destination::Cuda(context) => {
                     let limit = device_budget.expect("every such destination has a budget");
                     let budget = DeviceBudget::new(context.ordinal(), limit, Arc::clone(&events));
                     let regions = regions(prepared, context, budget, options, given)?;
-                    Output::cuda(prepared, context, regions)
+                    Output::cuda(prepared, context, regions, options)
                 }
             };
             origins.push(output.origin);
@@ -226,20 +226,30 @@ impl Output {
         }
     }
 
-    fn cuda_targets(prepared: &Prepared, context: &Context, gate: &Arc<WriteGate>) -> Result<Self> {
+    fn cuda_targets(
+        prepared: &Prepared,
+        context: &Context,
+        gate: &Arc<WriteGate>,
+        options: &LoadOptions,
+    ) -> Result<Self> {
         let targets = Arc::clone(prepared.destinations.targets());
         let places = CudaPlaces::Targets(TargetPlaces::new(context, targets, Arc::clone(gate))?);
         Ok(Self {
             origin: LeaseOrigin::Slots,
-            sink: SinkFactory::cuda(prepared, context, places),
+            sink: SinkFactory::cuda(prepared, context, places, options),
         })
     }
 
-    fn cuda(prepared: &Prepared, context: &Context, regions: DeviceRegions) -> Self {
+    fn cuda(
+        prepared: &Prepared,
+        context: &Context,
+        regions: DeviceRegions,
+        options: &LoadOptions,
+    ) -> Self {
         let regions = Arc::new(regions);
         Self {
             origin: LeaseOrigin::Device(Arc::clone(&regions)),
-            sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions)),
+            sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions), options),
         }
     }
 }
@@ -312,9 +322,21 @@ fn staging_report(slab: &Slab) -> Option<StagingReport> {
 }
 
 impl SinkFactory {
-    fn cuda(prepared: &Prepared, context: &Context, places: CudaPlaces) -> Self {
+    fn cuda(
+        prepared: &Prepared,
+        context: &Context,
+        places: CudaPlaces,
+        options: &LoadOptions,
+    ) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
-        Self::Cuda(CudaLoad::new(plan, tensors, context.clone(), places))
+        let batches = options.trial.batch;
+        Self::Cuda(CudaLoad::new(
+            plan,
+            tensors,
+            context.clone(),
+            places,
+            batches,
+        ))
     }
 
     fn open(&self) -> Result<Box<dyn Sink<Tensor = (usize, Tensor)>>> {
