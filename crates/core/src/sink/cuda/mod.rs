@@ -209,10 +209,8 @@ impl CudaSink {
         } = self.copying.back().expect("just pushed");
         let open = open.as_deref();
         let _bound = load.context.bind()?;
-        if let Some(open) = open
-            && !open.usable.has_fired()?
-        {
-            self.stream.wait(&open.usable)?;
+        if let Some(open) = open {
+            open.order(&self.stream)?;
         }
         let memory = open.map(|open| &*open.memory);
         if let Some(began) = &marks.began {
