@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::budget::{Demand, HostBudget, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::{Destination, Destinations};
-use super::device_alloc::DeviceAllocator;
 use super::lane::OpenSink;
 use super::pipeline::LeaseOrigin;
 use super::prepare::Prepared;
@@ -68,8 +67,8 @@ enum SinkFactory {
 }
 
 impl Outputs {
-    /// Allocates memory for the load, within its budgets. With an `allocator`, device memory is
-    /// left to it.
+    /// Allocates memory for the load, within its budgets. If it is `given`, device memory is left
+    /// to the caller's allocator.
     ///
     /// # Errors
     ///
@@ -79,7 +78,7 @@ impl Outputs {
         prepared: &Prepared,
         options: &LoadOptions,
         region_cache: &RegionCache,
-        mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
+        given: bool,
     ) -> Result<Self> {
         let destinations = &prepared.destinations;
         let group = cgroup_memory(Path::new("/"));
@@ -90,6 +89,7 @@ impl Outputs {
                 Some(_) => RANK_MEMORY_LIMIT,
                 None => MEMORY_LIMIT,
             },
+            device_default: prepared.device_budget,
             in_flight: prepared.in_flight_bytes(),
             staged: prepared.staged_bytes(),
             reads: prepared.reads_in_flight(),
@@ -101,7 +101,7 @@ impl Outputs {
         };
         let host = host_index(destinations);
         let budget = demand.host(host, destinations.staged(), options)?;
-        let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
+        let device_budgets = device_budgets(&demand, prepared, options)?;
         let host_regions = host.into_iter().flat_map(|host| demand.regions_of(host));
         let host_bytes = host_regions
             .map(|region| Mapping::charge(region.bytes))
@@ -110,7 +110,6 @@ impl Outputs {
         let events = Arc::clone(pool.events());
         let staged = destinations.staged() && !prepared.plan.extents.is_empty();
         let slab = staged.then(|| staging(budget, destinations.gpu(), &events));
-        let given = allocator.is_some();
         let gate = Arc::<WriteGate>::default();
         let mut host_pool = Some(pool);
         let (mut origins, mut sinks) = (Vec::new(), Vec::new());
@@ -283,6 +282,7 @@ pub(crate) fn published(
         plan: &prepared.plan,
         tensors: &prepared.tensors,
         default: MEMORY_LIMIT,
+        device_default: MEMORY_LIMIT,
         in_flight: prepared.in_flight_bytes(),
         staged: prepared.in_flight_bytes(),
         reads: prepared.reads_in_flight(),
@@ -418,7 +418,6 @@ fn device_budgets(
     demand: &Demand<'_>,
     prepared: &Prepared,
     options: &LoadOptions,
-    allocator: &mut Option<&mut (dyn DeviceAllocator + 'static)>,
 ) -> Result<Vec<Option<u64>>> {
     let mut budgets = Vec::new();
     for (index, destination) in prepared.destinations.list().iter().enumerate() {
@@ -431,13 +430,8 @@ fn device_budgets(
             continue;
         }
         let ordinal = context.ordinal();
-        let known = allocator
-            .as_mut()
-            .and_then(|allocator| allocator.free_bytes(ordinal));
-        let free = match known {
-            Some(free) => free,
-            None => context.available_memory()?,
-        };
+        let free = prepared.destinations.free(index);
+        let free = free.expect("measured before the plan");
         budgets.push(Some(demand.device(index, ordinal, free, options)?));
     }
     Ok(budgets)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tload::Target;
 use tload::internal::cuda::Context;
 use tload::internal::memory::DeviceBudget;
-use tload::internal::plan::Arrangement;
+use tload::internal::plan::{Arrangement, Packing};
 use tload::internal::sink::{
     CudaLoad, CudaPlaces, CudaSink, DeviceRegions, DeviceStart, TargetPlaces,
 };
@@ -48,7 +48,7 @@ fn keeps_contract_in_own_memory(batches: bool) {
     let rng = RefCell::new(Rng::new(1));
     sink_suite(
         "cuda",
-        Arrangement::Packed,
+        Arrangement::Packed(Packing::default()),
         &|request, lanes| {
             delay(&cuda, &rng);
             let context = Context::open(rng.borrow_mut().index(2)).expect("the stub has two GPUs");

@@ -223,10 +223,8 @@ impl CudaSink {
         } = copying.back().expect("just pushed");
         let open = open.as_deref();
         let _bound = load.context.bind()?;
-        if let Some(open) = open
-            && !open.usable.has_fired()?
-        {
-            stream.wait(&open.usable)?;
+        if let Some(open) = open {
+            open.order(stream)?;
         }
         let memory = open.map(|open| &*open.memory);
         if let Some(began) = &marks.began {
