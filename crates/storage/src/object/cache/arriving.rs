@@ -29,7 +29,8 @@ impl Arriving {
     pub(super) fn new(start: u64, buffer: Lease) -> Self {
         Self {
             start,
-            filling: buffer.filling(),
+            // The disk reads them, not the processor.
+            filling: buffer.filling().streaming(),
             checksums: Vec::with_capacity(BUFFER_TILES),
         }
     }
