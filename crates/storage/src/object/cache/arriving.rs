@@ -41,11 +41,7 @@ impl Arriving {
         while !bytes.is_empty() {
             let begun = self.filling.len() % TILE;
             let (now, later) = bytes.split_at(bytes.len().min(TILE - begun));
-            let before = if begun > 0 {
-                self.checksums.pop()
-            } else {
-                None
-            };
+            let before = (begun > 0).then(|| self.checksums.pop()).flatten();
             self.checksums.push(continued(before.unwrap_or(0), now));
             self.filling.push(now);
             bytes = later;
