@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::share::{OnPeerLoss, Share};
+use super::trial::Trial;
 use super::{CacheMode, Order, with_setters};
 use crate::error::{Error, ErrorKind, Result, named};
 use crate::verify::Verify;
@@ -208,6 +209,10 @@ pub struct LoadOptions {
     /// copies each page that is written to. Otherwise writing to them kills the process
     /// (`SIGSEGV`). Default: yes.
     pub private: Option<bool>,
+    ;
+    /// Variants that are being measured.
+    #[doc(hidden)]
+    pub trial: Trial,
 }
 }
 
