@@ -259,6 +259,16 @@ impl DeviceRegions {
         Ok(Some(OpenRegion::new(memory, usable)))
     }
 
+    /// Returns whether there is a [request](Self::next_request) to the caller's allocator.
+    pub fn has_request(&self) -> bool {
+        let state = self.state.lock();
+        let next = state.wanted.front().filter(|_| !state.closed);
+        next.is_some_and(|region| {
+            let bytes = self.plan.regions[*region].bytes;
+            self.budget.has_room(bytes as u64)
+        })
+    }
+
     /// Returns the next request to the caller's allocator; `None` while the budget has no room, and
     /// when nothing is left to request.
     pub fn next_request(&self) -> Option<MemoryRequest> {
