@@ -18,6 +18,7 @@
 mod cluster;
 mod near_glob;
 mod order;
+mod parts;
 mod place;
 mod read_hints;
 pub mod schedule;
@@ -39,6 +40,7 @@ use std::ops::Range;
 
 pub use cluster::{JointRange, NodeWants, divide};
 pub use order::Order;
+pub use parts::Part;
 pub use place::{Arrangement, Layout, build};
 pub use read_hints::ReadHints;
 pub use select::Selection;

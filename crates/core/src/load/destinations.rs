@@ -101,6 +101,12 @@ impl Destinations {
         }
     }
 
+    /// Sets whether any tensor arrives with gaps, which need not be as in its file.
+    pub(crate) fn gather(&mut self, has_gaps: bool) {
+        let in_place = |destination: &Destination| matches!(destination, Destination::Host);
+        self.staged = !self.list.iter().all(in_place) || has_gaps;
+    }
+
     /// Assigns tensors with a target to it and the others to their device. Opens every device that
     /// is needed.
     ///
@@ -153,14 +159,15 @@ impl Destinations {
             })
         });
         let list = list.collect::<Result<Vec<_>>>()?;
-        let in_place = |destination: &Destination| matches!(destination, Destination::Host);
-        Ok(Self {
-            staged: !list.iter().all(in_place) || has_gaps(tensors),
+        let mut destinations = Self {
+            staged: false,
             published: false,
             list,
             of,
             targets: by_tensor.into(),
-        })
+        };
+        destinations.gather(has_gaps(tensors));
+        Ok(destinations)
     }
 
     pub(crate) fn list(&self) -> &[Destination] {

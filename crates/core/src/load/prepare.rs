@@ -39,6 +39,8 @@ pub(crate) struct Prepared {
     has_nodes: bool,
     /// Number of equal parts of the caller's memory limit, of which this load has one.
     pub(crate) limit_divisor: u64,
+    /// Lanes scatter what they read.
+    pub(crate) scatters: bool,
     /// By group.
     limits: Vec<Limits>,
 }
@@ -53,13 +55,16 @@ impl Prepared {
     pub(crate) fn new(
         checkpoint: &OpenedCheckpoint,
         tensors: Vec<TensorInfo>,
-        destinations: Destinations,
+        mut destinations: Destinations,
         options: &LoadOptions,
         others: Option<Others>,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
+        }
+        if let Some(Others::Leader(shares)) = &others {
+            destinations.gather(shares.plan.have_gaps(&tensors));
         }
         let staged = destinations.staged();
         let mut table = SourceTable::open(checkpoint, &tensors, others, options, staged)?;
@@ -83,6 +88,7 @@ impl Prepared {
             has_nodes,
             destinations,
             limit_divisor: 1,
+            scatters: false,
         })
     }
 
@@ -96,6 +102,13 @@ impl Prepared {
         }
         let mut groups = self.sources.groups().iter();
         groups.any(|group| (group.files().iter()).any(|it| it.reads_direct() && !it.is_copied()))
+    }
+
+    /// Returns whether all bytes are copied from the page cache of this system.
+    pub(crate) fn copies_page_cache(&self) -> bool {
+        let is_copied = |it: &ReadFile| it.is_copied() && !it.is_far();
+        let mut groups = self.sources.groups().iter();
+        groups.all(|group| !group.files().is_empty() && group.files().iter().all(is_copied))
     }
 
     /// Returns the groups of sources that share limits.
@@ -189,6 +202,7 @@ impl Prepared {
                 plan: &self.plan,
                 limits,
                 gpus: self.destinations.gpus(),
+                scatters: self.scatters,
                 slab,
                 cancel: feed.cancel(),
             };
