@@ -66,6 +66,12 @@ impl Run {
     }
 }
 
+/// Returns the length from which on each of the published tensors, `total_bytes` together, has a
+/// separate region.
+pub(super) fn published_bytes_max(total_bytes: u64) -> u64 {
+    SHARED_BYTES_MAX.max(u64::div_ceil(total_bytes, PUBLISHED_REGIONS))
+}
+
 /// Groups the tensors, which must come in file order, into runs. Tensors without bytes are in none.
 ///
 /// Sources have `layouts`, destinations have `arrangements`.
@@ -75,7 +81,7 @@ pub(super) fn runs(
     arrangements: &[Arrangement],
 ) -> Vec<Run> {
     let total_bytes = wanted.iter().map(|it| it.range.end - it.range.start).sum();
-    let published_bytes_max = SHARED_BYTES_MAX.max(u64::div_ceil(total_bytes, PUBLISHED_REGIONS));
+    let published_bytes_max = published_bytes_max(total_bytes);
     let mut runs: Vec<Run> = Vec::new();
     // True while the last run may take another tensor.
     let mut open = false;

@@ -11,6 +11,7 @@ mod limits;
 mod nodes;
 mod objects;
 mod opening;
+mod packed;
 mod reread;
 
 use std::collections::HashSet;
@@ -161,6 +162,8 @@ pub(crate) struct LaneContext<'a> {
     pub(crate) limits: &'a Limits,
     /// Number of GPUs that tensors go to.
     pub(crate) gpus: usize,
+    /// Lanes scatter what they read.
+    pub(crate) scatters: bool,
     /// Memory that reads take place in, if it lives as long as the load.
     pub(crate) slab: Option<&'a Arc<Slab>>,
     pub(crate) cancel: &'a Arc<CancelFlag>,

@@ -108,6 +108,12 @@ impl Destinations {
         }
     }
 
+    /// Sets whether any tensor arrives with gaps, which need not be as in its file.
+    pub(crate) fn gather(&mut self, has_gaps: bool) {
+        let in_place = |destination: &Destination| matches!(destination, Destination::Host);
+        self.staged = !self.list.iter().all(in_place) || has_gaps;
+    }
+
     /// Assigns tensors with a target to it and the others to their device. Opens every device that
     /// is needed.
     ///
@@ -160,16 +166,17 @@ impl Destinations {
             })
         });
         let list = list.collect::<Result<Vec<_>>>()?;
-        let in_place = |destination: &Destination| matches!(destination, Destination::Host);
-        Ok(Self {
-            staged: !list.iter().all(in_place) || has_gaps(tensors),
+        let mut destinations = Self {
+            staged: false,
             published: false,
             list,
             of,
             targets: by_tensor.into(),
             free: Vec::new(),
             keeps_all: false,
-        })
+        };
+        destinations.gather(has_gaps(tensors));
+        Ok(destinations)
     }
 
     /// Declares whether the caller keeps all tensors.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::budget::{Demand, HostBudget, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::{Destination, Destinations};
 use super::lane::OpenSink;
-use super::pipeline::LeaseOrigin;
+use super::pipeline::{LeaseOrigin, PublishedMemory};
 use super::prepare::Prepared;
 use crate::cuda::Context;
 use crate::error::Result;
@@ -21,8 +21,8 @@ use crate::plan::{Plan, RegionPlan};
 use crate::report::{DeviceReport, Report, StagingReport};
 use crate::schedule::beginnings;
 use crate::sink::{
-    CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, RouteSink, Sink, TargetPlaces,
-    TargetSink,
+    CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, PublishedParts, RouteSink, Sink,
+    TargetPlaces, TargetSink,
 };
 use crate::sync::event_count::EventCount;
 use crate::tensor::Tensor;
@@ -30,6 +30,10 @@ use crate::tensor::Tensor;
 /// Bytes of shared memory that the leader of a node begins with: memory that is used again soon is
 /// cheaper to fill than more memory. (64 MiB were enough, 2026-11, `benches/results/`.)
 const WINDOW_BYTES: u64 = 128 << 20;
+
+/// Bytes of slots from which the leader of a node scatters what it copies from the page cache: few
+/// enough to be in a shared cache of the cores. (2026-11.)
+const SCATTERED_BYTES: u64 = 16 << 20;
 
 /// Memory and sinks of one load.
 pub(crate) struct Outputs {
@@ -267,25 +271,31 @@ fn shows(prepared: &Prepared, leader: &LeaderGroup) -> Vec<Option<usize>> {
 ///
 /// A device needs four times the requests for shared memory of small pages: what it reads goes into
 /// private memory, and is copied. (8 threads, 2 GB/s, 2026-11, `benches/results/`: 0.50 s per GiB
-/// in place of 1.06.)
+/// in place of 1.06.) Regions in `parts` are scattered from private memory in any case.
 ///
 /// # Errors
 ///
 /// [`crate::ErrorKind::OutOfMemory`] for a budget that is too small.
 pub(crate) fn published(
     prepared: &Prepared,
+    parts: Arc<PublishedParts>,
     options: &LoadOptions,
     events: Arc<EventCount>,
-) -> Result<(PublishedPool, Option<Arc<Slab>>)> {
+) -> Result<(PublishedMemory, Option<Arc<Slab>>)> {
     let group = cgroup_memory(Path::new("/"));
+    let (staged, reads) = if prepared.copies_page_cache() {
+        (SCATTERED_BYTES, 0)
+    } else {
+        (prepared.in_flight_bytes(), prepared.reads_in_flight())
+    };
     let demand = Demand {
         plan: &prepared.plan,
         tensors: &prepared.tensors,
         default: MEMORY_LIMIT,
         device_default: MEMORY_LIMIT,
         in_flight: prepared.in_flight_bytes(),
-        staged: prepared.in_flight_bytes(),
-        reads: prepared.reads_in_flight(),
+        staged,
+        reads,
         group: group.as_ref(),
         kept: 0,
         limit_divisor: prepared.limit_divisor,
@@ -293,21 +303,30 @@ pub(crate) fn published(
         group_divisor: 2,
         has_views: false,
     };
-    let copied = || {
+    let with_slots = || {
         let kept = kept_staging(None) as u64;
-        Demand { kept, ..demand }.host(Some(0), true, options).ok()
+        Demand { kept, ..demand }.host(Some(0), true, options)
     };
-    let is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
-    let budget = match is_copied.then(copied).flatten() {
-        Some(budget) => budget,
+    let mut is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
+    let budget = if parts.are_any() {
+        with_slots()?
+    } else if let Some(Ok(budget)) = is_copied.then(with_slots) {
+        budget
+    } else {
         // Staging for copies only saves time, so a budget without it is enough.
-        None => demand.host(Some(0), false, options)?,
+        is_copied = false;
+        demand.host(Some(0), false, options)?
     };
     let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));
     let slab = (budget.slots > 0)
         .then(|| staging(budget, None, &events))
         .transpose()?;
-    Ok((PublishedPool::new(budget.pool, window, events), slab))
+    let memory = PublishedMemory {
+        pool: PublishedPool::new(budget.pool, window, events),
+        parts,
+        is_copied,
+    };
+    Ok((memory, slab))
 }
 
 fn staging_report(slab: &Slab) -> Option<StagingReport> {

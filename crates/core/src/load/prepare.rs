@@ -43,6 +43,8 @@ pub(crate) struct Prepared {
     pub(crate) limit_divisor: u64,
     /// Default budget of a GPU, in bytes, unless a tensor is large.
     pub(crate) device_budget: u64,
+    /// Lanes scatter what they read.
+    pub(crate) scatters: bool,
     /// By group.
     limits: Vec<Limits>,
 }
@@ -57,13 +59,16 @@ impl Prepared {
     pub(crate) fn new(
         checkpoint: &OpenedCheckpoint,
         tensors: Vec<TensorInfo>,
-        destinations: Destinations,
+        mut destinations: Destinations,
         options: &LoadOptions,
         others: Option<Others>,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
+        }
+        if let Some(Others::Leader(shares)) = &others {
+            destinations.gather(shares.plan.have_gaps(&tensors));
         }
         let staged = destinations.staged();
         let mut table = SourceTable::open(checkpoint, &tensors, others, options, staged)?;
@@ -102,6 +107,7 @@ impl Prepared {
             destinations,
             limit_divisor: 1,
             device_budget: need.default_budget(options),
+            scatters: false,
         })
     }
 
@@ -115,6 +121,13 @@ impl Prepared {
         }
         let mut groups = self.sources.groups().iter();
         groups.any(|group| (group.files().iter()).any(|it| it.reads_direct() && !it.is_copied()))
+    }
+
+    /// Returns whether all bytes are copied from the page cache of this system.
+    pub(crate) fn copies_page_cache(&self) -> bool {
+        let is_copied = |it: &ReadFile| it.is_copied() && !it.is_far();
+        let mut groups = self.sources.groups().iter();
+        groups.all(|group| !group.files().is_empty() && group.files().iter().all(is_copied))
     }
 
     /// Returns the groups of sources that share limits.
@@ -208,6 +221,7 @@ impl Prepared {
                 plan: &self.plan,
                 limits,
                 gpus: self.destinations.gpus(),
+                scatters: self.scatters,
                 slab,
                 cancel: feed.cancel(),
             };
