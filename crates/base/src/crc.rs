@@ -8,7 +8,6 @@
 //! takes as long as reading a MiB. Multiplying polynomials, as zlib's `crc32_combine` does since
 //! 1.2.12, takes a hundredth of that.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc_fast::{CrcAlgorithm, Digest};
@@ -242,66 +241,10 @@ impl Sum {
     }
 }
 
-/// Distance between the prefixes whose remainders are kept, bytes. The CRC of so many at a time is
-/// as fast as of more (97 GB/s; 104 of 64 KiB), and on average half as many are read again at each
-/// end of a range.
-const PREFIX_STEP: usize = 16 << 10;
-
-/// Remainders of the prefixes of some bytes, one for every `PREFIX_STEP`. As with prefix sums,
-/// the CRC of any range follows from two of them, and only the range's ends are read again.
-#[derive(Debug)]
-pub struct Prefixes {
-    polynomial: Polynomial,
-    remainders: Vec<u64>,
-}
-
-impl Prefixes {
-    /// Starts with the empty prefix of `len` bytes.
-    pub fn new(polynomial: Polynomial, len: usize) -> Self {
-        Self {
-            polynomial,
-            remainders: Vec::with_capacity(len / PREFIX_STEP),
-        }
-    }
-
-    /// Returns the polynomial of the CRCs.
-    #[inline]
-    pub fn polynomial(&self) -> Polynomial {
-        self.polynomial
-    }
-
-    /// Adds the prefixes of `bytes`, all of them so far.
-    pub fn extend(&mut self, bytes: &[u8]) {
-        let before = self.remainders.last().copied().unwrap_or(0);
-        let known = self.remainders.len() * PREFIX_STEP;
-        let mut digest = Digest::new_with_init_state(self.polynomial.ring().algorithm, before);
-        for step in bytes[known..].chunks_exact(PREFIX_STEP) {
-            digest.update(step);
-            self.remainders.push(digest.get_state());
-        }
-    }
-
-    /// Returns the [remainder](Polynomial::remainder) of a range of `bytes`.
-    ///
-    /// Worked example: bytes 20,000 to 70,000 are the ends 20,000..32,768 and 65,536..70,000, which
-    /// are read, and the 32,768 bytes by which the fourth prefix is longer than the second.
-    pub fn remainder(&self, bytes: &[u8], range: Range<usize>) -> u64 {
-        let first = range.start.div_ceil(PREFIX_STEP);
-        let last = (range.end / PREFIX_STEP).min(self.remainders.len());
-        if first >= last {
-            return self.polynomial.remainder(0, &bytes[range]);
-        }
-        let between = first * PREFIX_STEP..last * PREFIX_STEP;
-        let prefix = |steps: usize| steps.checked_sub(1).map_or(0, |it| self.remainders[it]);
-        let head = (self.polynomial).remainder(0, &bytes[range.start..between.start]);
-        let moved = (self.polynomial.ring()).shift(prefix(first) ^ head, between.len() as u64);
-        let tail = &bytes[between.end..range.end];
-        self.polynomial.remainder(moved ^ prefix(last), tail)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -377,39 +320,6 @@ mod tests {
                     polynomial.combine(crc, polynomial.checksum(&[own]), own.len() as u64)
                 });
                 prop_assert_eq!(combined, wanted);
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn crc_of_any_range_follows_from_prefixes(
-            len in 0_usize..5 * PREFIX_STEP,
-            parts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
-            ends in prop::collection::vec(any::<prop::sample::Index>(), 8),
-            seed in any::<u64>(),
-        ) {
-            let mut bytes = vec![0; len];
-            fastrand::Rng::with_seed(seed).fill(&mut bytes);
-            let mut parts: Vec<usize> = parts.iter().map(|end| end.index(len + 1)).collect();
-            parts.sort_unstable();
-            let mut ends: Vec<usize> = ends.iter().map(|end| end.index(len + 1)).collect();
-            // Also at steps, and right beside them.
-            ends.extend([0, len, PREFIX_STEP, 2 * PREFIX_STEP, PREFIX_STEP + 1, 3 * PREFIX_STEP - 1]);
-            ends.retain(|end| *end <= len);
-            for polynomial in BOTH {
-                let mut prefixes = Prefixes::new(polynomial, len);
-                for part in &parts {
-                    prefixes.extend(&bytes[..*part]);
-                }
-                for (from, to) in ends.iter().flat_map(|from| ends.iter().map(move |to| (*from, *to))) {
-                    if from <= to {
-                        let wanted = polynomial.remainder(0, &bytes[from..to]);
-                        prop_assert_eq!(prefixes.remainder(&bytes, from..to), wanted);
-                        let crc = polynomial.finalize(wanted, (to - from) as u64);
-                        prop_assert_eq!(crc, polynomial.checksum(&[&bytes[from..to]]));
-                    }
-                }
             }
         }
     }

@@ -51,9 +51,11 @@
 //! }
 //! ```
 
-pub use crate::engine::{Done, Engine, Job, Transfer, Wait};
+pub use crate::engine::{Done, Engine, Job, Wait};
 pub use crate::memory::{Filled, Filling, Lease};
 pub use crate::plan::{Extent, Piece, Plan};
+#[doc(no_inline)]
+pub use crate::report::Transfer;
 pub use crate::sink::Sink;
 pub use crate::storage::Source;
 #[doc(inline)]

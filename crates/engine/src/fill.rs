@@ -14,14 +14,16 @@
 //! kept during a pause.
 
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::crc::Prefixes;
+use crate::crc::Polynomial;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Lease;
+use crate::memory::{Lease, Prefixes, Strip};
 use crate::storage::{Access, ReadFile, Source};
+use crate::strips::Shared;
 use crate::sync::retry::{PROGRESS_BYTES, Transient};
 use crate::{Job, Transfer};
 
@@ -41,9 +43,29 @@ const STUMPS_MAX: u32 = 100;
 /// 256 KiB, 0.06 for 1 MiB, 0.08 for 4 MiB; 2026-11, `benches/results/2core-intel-2026-11-27`.)
 const COPY_BYTES: usize = 256 << 10;
 
-/// State of one extent.
+/// Memory that reads fill.
+pub trait Window {
+    /// Returns bytes of the window, counted from its start.
+    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8];
+}
+
+impl Window for Lease {
+    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        Self::bytes_mut(self, range)
+    }
+}
+
+impl<T> Window for Strip<T> {
+    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        Self::bytes_mut(self, range)
+    }
+}
+
+/// State of one extent, or of one strip of it.
 #[derive(Debug)]
 pub struct Fill {
+    /// Bytes of the source that the whole extent needs, for errors.
+    range: Range<u64>,
     offset: u64,
     window: usize,
     needed: usize,
@@ -113,14 +135,35 @@ pub(crate) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::
 impl Fill {
     /// Creates the state of an extent that has not been read. Also returns its first read.
     pub fn new(job: &Job, file: &ReadFile) -> (Self, Read) {
-        let access = file.access(job.offset, job.needed);
-        let crc = job.lease.wanted_crc();
+        let crc = job.lease.wanted_crc().filter(|_| !job.lease.is_view());
+        let range = job.offset..job.offset + job.needed as u64;
+        Self::begin(range, job.offset, job.lease.len(), job.needed, crc, file)
+    }
+
+    /// Creates the state of a strip that has not been read. Also returns its first read.
+    pub(crate) fn of_strip(strip: &Strip<Shared>, file: &ReadFile) -> (Self, Read) {
+        let (job, range) = (strip.shared(), strip.range());
+        let (offset, needed) = job.wanted(&range);
+        let crc = job.wanted_crc();
+        Self::begin(job.job_range(), offset, range.len(), needed, crc, file)
+    }
+
+    fn begin(
+        range: Range<u64>,
+        offset: u64,
+        window: usize,
+        needed: usize,
+        crc: Option<Polynomial>,
+        file: &ReadFile,
+    ) -> (Self, Read) {
+        let access = file.access(offset, needed);
         let is_copied = access == Access::Buffered && file.is_copied() && !file.must_be_punted();
-        let crc = crc.filter(|_| is_copied && !job.lease.is_view());
+        let crc = crc.filter(|_| is_copied);
         let mut new = Self {
-            offset: job.offset,
-            window: job.lease.len(),
-            needed: job.needed,
+            range,
+            offset,
+            window,
+            needed,
             filled: 0,
             access,
             retries_in_row: 0,
@@ -129,7 +172,7 @@ impl Fill {
             failed_at: 0,
             opening: 0,
             requested: 0,
-            prefixes: crc.map(|crc| Prefixes::new(crc, job.lease.len())),
+            prefixes: crc.map(|crc| Prefixes::new(crc, window)),
             transfer: Transfer::default(),
         };
         let first = new.read(file);
@@ -150,7 +193,12 @@ impl Fill {
     /// Copies bytes of `read` from the page cache, if the extent is read in steps. Returns `None`
     /// if `read` has to be made otherwise: it is then one of all that is missing, unless the
     /// system cannot tell which bytes are there.
-    pub fn copy(&mut self, file: &ReadFile, window: &mut Lease, read: &mut Read) -> Option<Step> {
+    pub fn copy(
+        &mut self,
+        file: &ReadFile,
+        window: &mut impl Window,
+        read: &mut Read,
+    ) -> Option<Step> {
         if !self.has_steps() {
             return None;
         }
@@ -201,7 +249,7 @@ impl Fill {
     pub fn after(
         &mut self,
         file: &ReadFile,
-        window: &mut Lease,
+        window: &mut impl Window,
         result: Result<usize, i32>,
     ) -> Step {
         match result {
@@ -309,7 +357,7 @@ impl Fill {
         self.transfer.retries += 1;
         self.transfer.read_retries += 1;
         let at = self.offset + self.filled as u64;
-        let end = self.offset + self.needed as u64;
+        let end = self.range.end;
         let location = file.source().location();
         self.transfer.last_retry = Some(format!("read of {location} [{at}..{end}]: {cause}"));
         Ok(pause)
@@ -351,10 +399,9 @@ impl Fill {
     }
 
     fn placed(&self, file: &ReadFile, error: Error) -> Error {
-        let range = self.offset..self.offset + self.needed as u64;
         error
             .with_location(file.source().location())
-            .with_range(range)
+            .with_range(self.range.clone())
     }
 }
 
@@ -490,7 +537,7 @@ pub(crate) mod tests {
         let (file, bytes, _folder) = copied_file();
         let files: Arc<[ReadFile]> = [file].into();
         let setup = EngineSetup::new(files, 2);
-        let threads = PreadEngine::open(&setup.files, 2, setup.depth).expect("opens");
+        let threads = PreadEngine::open(&setup, 2).expect("opens");
         let mut engines: Vec<Box<dyn Engine>> = vec![Box::new(threads)];
         engines.extend(uring::open(&setup).ok().map(|(ring, _)| ring));
         for (index, engine) in engines.iter_mut().enumerate() {

@@ -39,7 +39,9 @@
 
 mod fill;
 mod pread;
+mod priority;
 mod setup;
+mod strips;
 mod transfer;
 #[cfg(not(all(target_os = "linux", feature = "uring")))]
 #[path = "no_uring.rs"]
@@ -52,10 +54,11 @@ mod work;
 pub(crate) use tload_base::{crc, error, sync};
 pub(crate) use {tload_memory as memory, tload_storage as storage};
 
-pub use fill::{Fill, Read, Step};
+pub use fill::{Fill, Read, Step, Window};
 pub use pread::PreadEngine;
 pub use setup::{EngineSetup, Refusal, RingProbe};
 pub use transfer::Transfer;
+pub use work::Work;
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};

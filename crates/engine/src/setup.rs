@@ -18,6 +18,11 @@ pub struct EngineSetup {
     /// Number of lanes that share the reads in flight, and so the threads, from the beginning of
     /// this one on.
     pub lanes: usize,
+    /// Length of the strips in which threads fill a job together, bytes; `None` if each job has one
+    /// thread.
+    pub strip_bytes: Option<usize>,
+    /// True if threads that copy let lanes go first.
+    pub yields: bool,
     /// Long-lived memory that leases come from, to be registered with the kernel.
     pub slab: Option<Arc<Slab>>,
 }
@@ -31,6 +36,8 @@ impl EngineSetup {
             depth,
             copiers: None,
             lanes: 1,
+            strip_bytes: None,
+            yields: false,
             slab: None,
         }
     }

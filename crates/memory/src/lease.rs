@@ -18,10 +18,11 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::prefixes::Prefixes;
 use super::region::Region;
 use super::slab::SlotGuard;
 use super::streaming::{copy, copy_streaming};
-use crate::crc::{Polynomial, Prefixes};
+use crate::crc::Polynomial;
 use crate::sync::Arc;
 
 /// Exclusive right to a window, which is released on drop.
@@ -96,6 +97,12 @@ impl Lease {
     #[inline]
     pub fn start(&self) -> usize {
         self.start.as_ptr().addr()
+    }
+
+    /// First byte, for code of this crate that knows who may write there.
+    #[inline]
+    pub(super) fn window(&self) -> NonNull<u8> {
+        self.start
     }
 
     /// Length of the window in bytes.

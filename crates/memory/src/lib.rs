@@ -19,12 +19,14 @@ mod mapping;
 #[cfg(miri)]
 mod miri_alloc;
 mod pool;
+mod prefixes;
 mod published;
 mod region;
 mod shared;
 mod slab;
 mod staging;
 mod streaming;
+mod strip;
 mod target;
 mod write_gate;
 
@@ -39,10 +41,12 @@ pub use lease::{Filled, Filling, Lease};
 pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Evicted, Pool, PoolUsage, RegionCache, RegionStart};
+pub use prefixes::{PREFIX_STEP, Prefixes};
 pub use published::{PublishedPool, RegionsStart};
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use shared::{SharedMemory, SharedView, ViewEnd};
 pub use slab::Slab;
 pub use staging::{Staging, StagingFacts, StagingNeed, kept_staging, release_staging};
+pub use strip::Strip;
 pub use target::{KeepAlive, Target};
 pub use write_gate::{WriteGate, WritePermit};

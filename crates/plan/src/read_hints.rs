@@ -62,12 +62,13 @@ impl ReadHints {
 
     /// Returns the hints for `copiers` threads that copy from memory to staging memory: each has
     /// one extent of at most `window` bytes, and a few more wait for the first thread that is
-    /// free. Less staging memory is pinned sooner.
+    /// free. Less staging memory is pinned sooner. If all of them fill the same extent, all of the
+    /// `ring` may be in flight, bytes.
     #[must_use]
-    pub fn copied_by(self, copiers: usize, window: usize) -> Self {
+    pub fn copied_by(self, copiers: usize, window: usize, ring: Option<u64>) -> Self {
         let extents = (copiers + copiers.div_ceil(3)) as u64;
         let extent = self.extent_bytes.max(window as u64);
-        let bytes = self.in_flight_bytes.min(extents * extent);
+        let bytes = ring.unwrap_or(self.in_flight_bytes.min(extents * extent));
         Self {
             in_flight_bytes: bytes,
             in_flight_bytes_max: bytes,
@@ -118,12 +119,13 @@ mod tests {
             in_flight_bytes_max: 128,
             ..ReadHints::MIN
         };
-        assert_eq!(hints.copied_by(12, 3).in_flight_bytes, 4 * 16);
-        assert_eq!(hints.copied_by(2, 8).in_flight_bytes_max, 8 * 3);
+        assert_eq!(hints.copied_by(12, 3, None).in_flight_bytes, 4 * 16);
+        assert_eq!(hints.copied_by(2, 8, None).in_flight_bytes_max, 8 * 3);
         assert_eq!(
-            hints.copied_by(100, 4),
+            hints.copied_by(100, 4, None),
             hints,
             "never more than the source's"
         );
+        assert_eq!(hints.copied_by(12, 3, Some(200)).in_flight_bytes, 200);
     }
 }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use super::fixtures::Rng;
 use tload::internal::engine::{Done, Engine, Job, Transfer, Wait};
-use tload_base::crc::Prefixes;
 use tload_base::error::{Error, ErrorKind};
 use tload_base::sync::retry::{Retries, Transient};
+use tload_memory::Prefixes;
 use tload_storage::{MemorySource, Source};
 
 /// Behaviour of a [`SimEngine`].

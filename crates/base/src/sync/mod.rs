@@ -11,6 +11,7 @@ pub mod detached;
 pub mod event_count;
 pub mod latency;
 pub mod lock;
+pub mod naps;
 pub mod parallel;
 pub mod per_process;
 pub mod retry;

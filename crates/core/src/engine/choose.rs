@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use tload_engine::{PreadEngine, uring};
 
+use super::copier_count::{self, Cores, Pages};
 use super::remote::{RemoteEngine, RemoteSetup};
 use super::shared::{SharedEngine, SharedSetup};
 use super::{Engine, EngineSetup, Refusal, tokio_uring};
@@ -126,10 +127,15 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
 }
 
 /// Returns the number of threads that copy `files` for the lanes of `gpus` GPUs; `None` if there
-/// are no GPUs, or if some of the files are not in memory.
-pub(crate) fn copiers(files: &[ReadFile], gpus: usize) -> Option<usize> {
+/// are no GPUs, or if some of the files are not in memory. `by_pages`: the number depends on the
+/// kind of pages that they are in.
+pub(crate) fn copiers(files: &[ReadFile], gpus: usize, by_pages: bool) -> Option<usize> {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let useful = (cores - cores / 4).min(COPIERS_PER_GPU * gpus).max(2);
+    let useful = if by_pages {
+        copier_count::by_pages(Cores::here(), Pages::of(files), gpus)
+    } else {
+        (cores - cores / 4).min(COPIERS_PER_GPU * gpus).max(2)
+    };
     (gpus > 0 && files.iter().all(ReadFile::is_copied)).then_some(useful)
 }
 
@@ -179,8 +185,13 @@ pub fn open(kind: EngineKind, is_required: bool, setup: &EngineSetup) -> Result<
         Some((_, Err(refusal))) => Some(refusal),
         None => None,
     };
-    let engine = PreadEngine::open(&setup.files, pread_threads(setup), setup.depth)?;
-    let features = vec![format!("{} threads", engine.threads())];
+    let engine = PreadEngine::open(setup, pread_threads(setup))?;
+    let mut features = vec![format!("{} threads", engine.threads())];
+    features.extend(
+        setup
+            .strip_bytes
+            .map(|bytes| format!("strips of {bytes} bytes")),
+    );
     Ok(OpenedEngine {
         engine: Box::new(engine),
         name: if kind == EngineKind::Map {
@@ -207,7 +218,9 @@ fn pread_threads(setup: &EngineSetup) -> usize {
     } else {
         DISK_THREADS_MAX
     };
-    useful.min(setup.depth).div_ceil(setup.lanes.max(1)).max(1)
+    // Threads that fill the same job are not limited by the number of jobs.
+    let most = setup.strip_bytes.map_or(setup.depth, |_| useful);
+    useful.min(most).div_ceil(setup.lanes.max(1)).max(1)
 }
 
 #[cfg(test)]
@@ -227,5 +240,11 @@ mod tests {
             [32, 16, 8, 4]
         );
         assert_eq!([1, 3, 256].map(|lanes| threads(8, lanes)), [8, 3, 1]);
+        let together = EngineSetup {
+            copiers: Some(12),
+            strip_bytes: Some(1 << 20),
+            ..EngineSetup::new([].into(), 4)
+        };
+        assert_eq!(pread_threads(&together), 12);
     }
 }

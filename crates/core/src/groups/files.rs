@@ -83,7 +83,7 @@ impl FileGroup {
         let shallow = |hints: ReadHints| if is_shallow { hints.shallow() } else { hints };
         let hints = ReadHints::greatest(hints.map(shallow));
         let hints = match copiers {
-            Some(copiers) => hints.copied_by(copiers, request.window),
+            Some(copiers) => hints.copied_by(copiers, request.window, request.options.trial.ring),
             None => hints,
         };
         Limits::for_files(request.options, &hints, request.window)
@@ -102,6 +102,8 @@ impl FileGroup {
         let engine = FileEngine {
             setup: EngineSetup {
                 copiers,
+                strip_bytes: copiers.and(options.trial.chunk.and_then(|it| it.try_into().ok())),
+                yields: copiers.is_some() && options.trial.nice,
                 slab: context.slab.cloned(),
                 ..EngineSetup::new(Arc::clone(&self.files), context.depth())
             },
@@ -124,7 +126,7 @@ impl FileGroup {
         let by_threads = matches!(options.engine, EngineChoice::Auto | EngineChoice::Pread);
         let by_one_lane = options.verify == Verify::Off || self.files.iter().all(in_memory);
         (by_threads && by_one_lane)
-            .then(|| engine::copiers(&self.files, gpus))
+            .then(|| engine::copiers(&self.files, gpus, options.trial.nice))
             .flatten()
     }
 

@@ -106,7 +106,7 @@ impl Demand<'_> {
         } else {
             0
         };
-        let slots_wanted = self.slots_wanted(slot);
+        let slots_wanted = self.slots_wanted(slot, options.trial.ring);
         let wanted = pool_default.saturating_add(slots_wanted * slot);
         let limit = match (options.memory_limit, self.group) {
             (Some(limit), _) => limit,
@@ -192,8 +192,9 @@ impl Demand<'_> {
 
     /// Returns enough slots for all bytes in flight plus one for each read: while some slots are
     /// being filled, others are being copied out.
-    fn slots_wanted(&self, slot: u64) -> u64 {
-        let most = STAGING_BYTES_MAX.checked_div(slot).unwrap_or(0).max(1);
+    fn slots_wanted(&self, slot: u64, ring: Option<u64>) -> u64 {
+        let most = ring.unwrap_or(STAGING_BYTES_MAX);
+        let most = most.checked_div(slot).unwrap_or(0).max(1);
         let in_flight = self.staged.checked_div(slot).unwrap_or(0);
         (in_flight + self.reads as u64)
             .min(self.plan.extents.len() as u64)
@@ -518,6 +519,27 @@ mod tests {
             let budget = budget.expect("without a limit");
             assert_eq!(budget.pool, u64::MAX - budget.slots * budget.slot);
         });
+    }
+
+    #[test]
+    fn ring_bounds_slots() {
+        // By the bytes of the ring, the slots of 1 MiB for 8 MiB in flight.
+        for (ring, slots) in [
+            (None, 16),
+            (Some(4 * MIB), 4),
+            (Some(9 * MIB + 1), 9),
+            (Some(1), 1),
+        ] {
+            let found = with(&[MIB; 40], 0, |demand| {
+                let mut options = options(None, None);
+                options.trial.ring = ring;
+                demand
+                    .host(None, true, &options)
+                    .expect("without a limit")
+                    .slots
+            });
+            assert_eq!(found, slots, "{ring:?}");
+        }
     }
 
     /// The limit is for the node, of which a rank sees a part.

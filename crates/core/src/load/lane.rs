@@ -18,6 +18,7 @@ use crate::groups::OpenEngine;
 use crate::options::EngineChoice;
 use crate::report::{Counters, EngineReport};
 use crate::sink::Sink;
+use crate::sync::naps;
 use crate::sync::threads::Builder;
 
 /// Everything that a lane of a load needs to start.
@@ -35,6 +36,8 @@ pub(crate) struct LaneSetup {
     pub(crate) requested: EngineChoice,
     /// Number of the group's lanes from the beginning of this one on.
     pub(crate) lanes: usize,
+    /// Copies to GPUs end while the lane naps: naps are short.
+    pub(crate) naps_shortly: bool,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -245,6 +248,9 @@ where
                 failing,
                 ended,
             } = events;
+            if setup.naps_shortly {
+                naps::shorten();
+            }
             let result = caught(|| run(&setup, &*sink, &*deliver, &*failing, opened));
             let told = caught(|| {
                 if let Err(error) = &result {
@@ -404,6 +410,7 @@ mod tests {
             engine: Arc::new(Opens(true)),
             requested: EngineChoice::Auto,
             lanes: 1,
+            naps_shortly: false,
             counters: Arc::default(),
         };
         let lanes = [

@@ -234,6 +234,7 @@ impl Prepared {
                 engine: Arc::clone(&engine),
                 requested: options.engine,
                 lanes: count.when_begins(index),
+                naps_shortly: options.trial.nice,
                 counters: Arc::clone(counters),
             }));
             counts.push(count);

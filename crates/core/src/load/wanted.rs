@@ -54,6 +54,7 @@ pub(super) fn wanted(
 /// Returns the layout of a source with these hints. With `staged`, its bytes pass through staging
 /// memory.
 pub(super) fn layout(hints: &ReadHints, options: &LoadOptions, staged: bool) -> Layout {
+    let hinted = hinted_extent(hints, options, staged);
     let extent_bytes = match options.extent_bytes {
         // No tensor is too large for staging memory: it passes through in smaller reads, at least
         // two at a time.
@@ -64,17 +65,33 @@ pub(super) fn layout(hints: &ReadHints, options: &LoadOptions, staged: bool) -> 
             // Slots are whole pages, including the edges, even for short reads.
             let page = (page_size() as u64).saturating_sub(2 * hints.alignment.max(64));
             let least = page.max(hints.alignment);
-            hints.extent_bytes.min(most.max(least))
+            hinted.min(most.max(least))
         }
         // The option sets the length of requests, which span several extents.
         Some(bytes) if hints.request_bytes > hints.extent_bytes => bytes.min(hints.extent_bytes),
         Some(bytes) => bytes,
-        None => hints.extent_bytes,
+        None => hinted,
     };
     Layout {
         extent_bytes: extent_bytes.next_multiple_of(hints.alignment),
         alignment: hints.alignment,
         gap_bytes: hints.gap_bytes,
+    }
+}
+
+/// Returns the length of an extent that nothing else limits.
+fn hinted_extent(hints: &ReadHints, options: &LoadOptions, staged: bool) -> u64 {
+    // Reads of objects are parts of requests, whatever the length of a slot.
+    let is_file = hints.request_bytes == hints.extent_bytes;
+    match options.trial.slot.filter(|_| staged && is_file) {
+        // A window may be longer by the edges that alignment adds.
+        Some(slot) => {
+            slot.saturating_sub(2 * hints.alignment)
+                .max(hints.alignment)
+                / hints.alignment
+                * hints.alignment
+        }
+        None => hints.extent_bytes,
     }
 }
 

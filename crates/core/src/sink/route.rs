@@ -8,6 +8,7 @@ use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::Filled;
 use crate::plan::{Extent, Plan};
+use crate::sync::naps;
 use crate::tensor::Tensor;
 
 /// Interval at which a lane polls several devices when it has nothing to read: a copy of 1 MiB
@@ -57,7 +58,7 @@ impl Sink for RouteSink {
             match (busy.next(), busy.next()) {
                 (Some(only), None) => return only.reap(Wait::ForOne, ready),
                 // No event covers several devices, and one may wait for data from another.
-                _ => std::thread::sleep(LOOK_AGAIN),
+                _ => std::thread::sleep(naps::at_most(LOOK_AGAIN)),
             }
         }
     }

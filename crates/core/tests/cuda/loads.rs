@@ -1,6 +1,7 @@
 //! Whole loads to devices: every byte, for every engine and limit.
 
 use tload::CacheMode;
+use tload::internal::Trial;
 use tload::internal::engine::available;
 use tload::report::EngineReport;
 use tload::{Device, Dtype, LoadOptions, Loader, Order, Verify};
@@ -52,6 +53,52 @@ fn files_in_memory_are_copied_by_threads_for_gpu_only() {
         // Other tests report loudly when there is no ring.
         if tload::internal::probe::ring().available {
             assert_eq!([to_host.name, verified.name], ["uring", "uring"]);
+        }
+    }
+}
+
+/// Copiers fill each slot together, in a ring of few slots.
+#[test]
+fn variants_of_slots_load_every_byte() {
+    let _cuda = cuda();
+    let mut files = Files::new();
+    files.mixed("small", &mut Rng::new(8), 40, 100_000);
+    for (shard, len) in [("a", 9 * MIB + 77), ("b", 3 * MIB)] {
+        files.mixed(shard, &mut Rng::new(9), 3, len);
+    }
+    let buffered = options(|it| it.cache = CacheMode::Buffered);
+    load(&files.loader().options(buffered)).expect("brings the files into the page cache");
+    for variant in [
+        "chunk=64KiB",
+        "slot=2MiB",
+        "chunk=1MiB,slot=2MiB,ring=6MiB,nice",
+        "chunk=256KiB,slot=8MiB,ring=16MiB",
+        "ring=1",
+    ] {
+        let trial: Trial = variant.parse().expect("valid");
+        for cache in [CacheMode::Auto, CacheMode::Buffered] {
+            let options = options(|it| {
+                it.cache = cache;
+                it.trial = trial;
+            });
+            let loader = files.loader().device(Device::Cuda(0)).options(options);
+            let (tensors, report) = load(&loader).expect(variant);
+            files.assert_all(&tensors);
+            let staging = report.staging.as_ref().expect("to a GPU");
+            let slot = staging.bytes / staging.slots as u64;
+            let ring = trial.ring.map_or(u64::MAX, |ring| ring.max(slot));
+            assert!(
+                staging.slots as u64 * slot <= ring,
+                "{variant}: {staging:?}"
+            );
+            if let Some(most) = trial.slot {
+                assert!(report.extent_bytes <= most, "{variant}: {report}");
+            }
+            if report.engine.name == "pread" {
+                let mut features = report.engine.features.iter();
+                let has_strips = features.any(|it| it.starts_with("strips of "));
+                assert_eq!(has_strips, trial.chunk.is_some(), "{variant}");
+            }
         }
     }
 }

@@ -78,10 +78,13 @@ impl Shown {
         request.contents.iter().enumerate().map(open).collect()
     }
 
-    fn engine(&self, kind: EngineKind, request: &EngineRequest<'_>) -> EngineUnderTest {
+    fn engine(&self, (kind, strip_bytes): Variant, request: &EngineRequest<'_>) -> EngineUnderTest {
         let files = self.files(request);
         let alignment = files.iter().map(ReadFile::alignment).max().unwrap_or(1);
-        let setup = EngineSetup::new(files, request.depth);
+        let setup = EngineSetup {
+            strip_bytes,
+            ..EngineSetup::new(files, request.depth)
+        };
         EngineUnderTest {
             engine: engine::open(kind, true, &setup).expect("opens").engine,
             alignment: usize::try_from(alignment).expect("small"),
@@ -108,9 +111,14 @@ impl Shown {
     }
 }
 
-fn kinds() -> Vec<EngineKind> {
+/// Engine, and the length of the strips in which its threads fill a job together.
+type Variant = (EngineKind, Option<usize>);
+
+fn variants() -> Vec<Variant> {
     let engines = requirement::engines().into_iter();
-    engines.map(|it| engine::choose(it, &[], None).0).collect()
+    let kinds = engines.map(|it| engine::choose(it, &[], None).0);
+    let together = [(EngineKind::Pread, Some(1))];
+    kinds.map(|kind| (kind, None)).chain(together).collect()
 }
 
 #[test]
@@ -118,9 +126,9 @@ fn file_engines_keep_contract_over_short_reads() {
     let _alone = alone();
     let Some(shown) = Shown::start() else { return };
     shown.behave(Trouble::Short);
-    for kind in kinds() {
-        let name = format!("{kind:?}, short reads");
-        engine_suite(&name, &|request| shown.engine(kind, request));
+    for variant in variants() {
+        let name = format!("{variant:?}, short reads");
+        engine_suite(&name, &|request| shown.engine(variant, request));
     }
 }
 
@@ -128,12 +136,12 @@ fn file_engines_keep_contract_over_short_reads() {
 fn file_engines_keep_contract_over_failures() {
     let _alone = alone();
     let Some(shown) = Shown::start() else { return };
-    for kind in kinds() {
-        troubled_engine_suite(&format!("{kind:?}"), &|request| {
+    for variant in variants() {
+        troubled_engine_suite(&format!("{variant:?}"), &|request| {
             shown.behave(Trouble::None);
             let storage = Rc::clone(&shown);
             TroubledEngine {
-                under_test: shown.engine(kind, request),
+                under_test: shown.engine(variant, request),
                 storage: Box::new(move |trouble| storage.behave(trouble)),
             }
         });

@@ -112,6 +112,42 @@ fn engines_keep_the_contract() {
     }
 }
 
+/// The shortest strips, and longer ones; of direct reads, and of copies.
+#[test]
+fn engine_of_threads_keeps_contract_in_strips() {
+    for strip_bytes in [1, 100_000] {
+        for (cache, kept) in [
+            (CacheMode::Auto, false),
+            (CacheMode::Auto, true),
+            (CacheMode::Buffered, false),
+        ] {
+            let name = format!("strips of {strip_bytes}, cache {cache}, in it {kept}");
+            engine_suite(&name, &|request| {
+                let (folder, files) = opened_files(request, cache, kept);
+                let alignment = files.iter().map(ReadFile::alignment).max().unwrap_or(1);
+                let setup = EngineSetup {
+                    copiers: Some(5),
+                    strip_bytes: Some(strip_bytes),
+                    ..EngineSetup::new(files, request.depth)
+                };
+                let opened = engine::open(EngineKind::Pread, true, &setup).expect("opens");
+                assert!(
+                    opened
+                        .features
+                        .iter()
+                        .any(|it| it.starts_with("strips of "))
+                );
+                EngineUnderTest {
+                    engine: opened.engine,
+                    alignment: usize::try_from(alignment).expect("small"),
+                    remote: false,
+                    keep: Box::new(folder),
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn engines_keep_contract_on_files_in_page_cache() {
     for kind in kinds() {

@@ -1,7 +1,7 @@
 //! Engine over `io_uring`: one ring, used by the thread that made it.
 //!
 //! `submit` queues; `reap` submits everything queued to the kernel and waits in the same system
-//! call. Jobs are in [`Slots`] from submission to completion; that table keeps their memory.
+//! call. Jobs are in `Slots` from submission to completion; that table keeps their memory.
 //!
 //! The kernel copies from the page cache while reads are submitted, all of them before the first
 //! completes. Jobs whose CRCs are wanted, of files that the page cache holds, are therefore not

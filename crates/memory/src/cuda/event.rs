@@ -11,6 +11,7 @@ use cudarc::driver::sys::{CUevent, CUevent_flags, CUresult, CUstream, cuEventCre
 use super::context::Context;
 use super::stream::Stream;
 use crate::error::{Error, Result};
+use crate::sync::naps;
 
 /// Pause of a waiting thread between the first two looks at an event. The system adds up to 50 µs;
 /// the copy of a slot of 4 MiB takes 80 µs.
@@ -140,7 +141,7 @@ impl Event {
             if is_over() {
                 return Ok(false);
             }
-            thread::sleep(pause);
+            thread::sleep(naps::at_most(pause));
             pause = POLL_MAX.min(2 * pause);
         }
         Ok(true)

@@ -119,6 +119,11 @@ const SECTIONS: [(&str, &[Term]); 7] = [
             ("window", "the memory that one extent is read into", ""),
             ("lease", "the exclusive right to a window", "Lease"),
             (
+                "strip",
+                "a share of a window, for one of several threads that fill it at the same time",
+                "Strip",
+            ),
+            (
                 "filled",
                 "a lease whose window is known to hold the bytes of the extent",
                 "Filled",
