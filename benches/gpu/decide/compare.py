@@ -36,7 +36,7 @@ from contenders import (
     start_server,
     tload,
 )
-from measure import Clock, bytes_of, machine, say
+from measure import Clock, machine, say
 from variants import VARIANTS, Variant
 
 #: Time reserved for the cleanup, seconds.
@@ -91,10 +91,11 @@ def make(case: Case, args: argparse.Namespace, setting: Setting) -> tuple[Path, 
 
 
 def halve(folder: Path) -> None:
-    """Create a second folder with about half of the bytes, as further names of the same files."""
+    """Create a second folder with about half of the bytes, as further names of the same files. Their own names say
+    how many there are."""
     (folder / "half").mkdir()
-    for path in sorted((folder / "whole").glob("*.safetensors"))[: SHARDS // 2]:
-        os.link(path, folder / "half" / path.name)
+    for index, path in enumerate(sorted((folder / "whole").glob("*.safetensors"))[: SHARDS // 2]):
+        os.link(path, folder / "half" / f"half-{index}.safetensors")
 
 
 class Measurement:
@@ -221,7 +222,7 @@ def main() -> None:
     try:
         ready = []
         for case, folder, child in made:
-            text, _ = child.communicate(timeout=max(1.0, bytes_of(case.size) / 1e8))
+            text, _ = child.communicate(timeout=max(1.0, clock.left / 2))
             if child.returncode == 0:
                 halve(folder)
                 results["checkpoints"][case.name] = tables.sizes(folder / "whole")
