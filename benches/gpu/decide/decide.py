@@ -23,10 +23,12 @@ from variants import VARIANTS, Variant
 
 #: Share of the bus from which a way to copy is as good as the bus.
 FULL = 0.98
-#: Ratio of times from which a variant is faster, and below whose inverse it is slower. Loads minutes apart differ by
-#: more, so ratios are taken within rounds, and all rounds must agree: at least so many.
+#: Ratio of times from which a variant is faster, and below whose inverse it is slower. Loads
+#: minutes apart differ by more, so ratios are taken within rounds, and all rounds must agree: at
+#: least so many.
 FASTER, ROUNDS_MIN = 1.02, 2
-#: Aims of loads from memory: share of the bus of the rate, and fixed seconds, later and in the first load.
+#: Aims of loads from memory: share of the bus of the rate, and fixed seconds, later and in the
+#: first load.
 RATES = {"large": 0.97, "small": 0.95, "disk": 0.97}
 FIXED_SECONDS, FIRST_SECONDS = 0.005, 0.015
 #: Registered mappings pay from this rate, at most at this CPU time.
@@ -287,7 +289,7 @@ def decide(experiments: str | None, compared: dict[str, Any] | None, check: str 
         verdicts = [judge(variant, compared["sections"]) for variant in VARIANTS if variant.decides]
         wrong = wrong_bytes(compared, check)
         if compared["rehearsal"]:
-            wrong = "this was a rehearsal without a GPU, whose figures mean nothing"
+            wrong = "; ".join(filter(None, ("this was a rehearsal without a GPU, whose figures mean nothing", wrong)))
     if wrong:
         parts.append(f"**No default changes: {wrong}.**\n")
     if verdicts:

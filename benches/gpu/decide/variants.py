@@ -21,7 +21,8 @@ class Variant:
     base: str | None = None
     #: Flags that the comparison decides.
     decides: str = ""
-    #: Fewer calls and allocations are counted without a GPU, so it becomes a default unless it is slower.
+    #: Fewer calls and allocations are counted without a GPU, so it becomes a default unless it is
+    #: slower.
     is_proved: bool = False
     #: Judged by first loads rather than later ones.
     by_first: bool = False
