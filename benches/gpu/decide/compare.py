@@ -36,7 +36,7 @@ from contenders import (
     start_server,
     tload,
 )
-from measure import Clock, machine, say
+from measure import ROOM, Clock, bytes_of, in_memory, machine, say
 from variants import VARIANTS, Variant
 
 #: Time reserved for the cleanup, seconds.
@@ -83,8 +83,20 @@ def contender(variant: Variant, *, rehearsal: bool) -> Contender:
     return replace(made, environment={"TLOAD_TRY": variant.flags} if variant.flags else {})
 
 
-def make(case: Case, args: argparse.Namespace, setting: Setting) -> tuple[Path, subprocess.Popen[str]]:
-    parent = args.disk if case.is_on_disk else args.memory
+def parent_of(case: Case, args: argparse.Namespace, promised: dict[Path, int]) -> Path:
+    """Return the disk, or a tmpfs with room beside what is `promised` to other cases: `/dev/shm` is small in most
+    containers."""
+    if case.is_on_disk:
+        return args.disk
+    needed = int(bytes_of(case.size) * ROOM)
+    for parent in in_memory(args):
+        if shutil.disk_usage(parent).free - promised.get(parent, 0) >= needed:
+            promised[parent] = promised.get(parent, 0) + needed
+            return parent
+    return args.memory
+
+
+def make(case: Case, parent: Path, setting: Setting) -> tuple[Path, subprocess.Popen[str]]:
     folder = Path(tempfile.mkdtemp(prefix=f"tload-decide-{case.name}-", dir=parent))
     command = [sys.executable, "-m", "tload", "synth", str(folder / "whole")]
     command += ["--preset", case.preset, "--size", case.size, "--shards", str(SHARDS)]
@@ -225,7 +237,8 @@ def main() -> None:
 
     start_server(setting)
     planned = cases(args)
-    made = [(case, *make(case, args, setting)) for case in planned]
+    promised: dict[Path, int] = {}
+    made = [(case, *make(case, parent_of(case, args, promised), setting)) for case in planned]
     try:
         ready = []
         for case, folder, child in made:
