@@ -186,7 +186,8 @@ def run(
     if not ended:
         return {"error": f"did not end within {seconds:.0f} s", "stderr": complaints[-4000:], **wall}
     if process.exitcode != 0:
-        said = complaints.strip().splitlines() or [f"status {process.exitcode}"]
+        lines = [line for line in complaints.splitlines() if line.strip() and not line.lstrip().startswith("hint:")]
+        said = lines or [f"status {process.exitcode}"]
         return {"error": said[-1][:300], "stderr": complaints[-4000:], **wall}
     try:
         return json.loads(told.strip().splitlines()[-1]) | wall

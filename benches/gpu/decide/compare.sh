@@ -12,7 +12,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-wheels=${WHEELS:-$here/../../../dist/decide}
+wheels=${WHEELS:-$(cd "$here/../../.." && pwd)/dist/decide}
 out=${OUT:-gpu-results}
 if [ $# -gt 0 ] && [[ $1 != -* ]]; then
     out=$1

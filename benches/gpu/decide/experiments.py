@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-#: Columns of the first section: streams, copies of a batch, and one stream with an event behind each copy.
+#: Columns of the first section: streams, copies of a batch, and one stream with an event behind
+#: each copy.
 STREAMS, BATCHES, EVENTS = (1, 2, 4), (8, 16, 64), "events"
 
 

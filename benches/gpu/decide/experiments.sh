@@ -17,7 +17,8 @@ mkdir -p "$out"
 copies=16
 if [ -n "${REHEARSAL:-}" ]; then
     copies=1
-    export MIBS=64
+    # A GiB that bytes are copied to, and some to allocate.
+    export MIBS=64 TLOAD_CUDA_STUB_MEMORY=1342177280
     echo 'REHEARSAL: a stub driver over host memory, so no figure means anything' >&2
 fi
 trap 'mountpoint -q "$work/huge" && umount "$work/huge"; rm -rf "$work" /dev/shm/tload-experiments /var/tmp/tload-experiments' EXIT

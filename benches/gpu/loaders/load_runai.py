@@ -1,5 +1,6 @@
 """Run:ai Model Streamer: all files, each tensor copied with `.to` as its documentation does
-(https://github.com/run-ai/runai-model-streamer). RUNAI_STREAMER_CONCURRENCY sets its threads."""
+(https://github.com/run-ai/runai-model-streamer). RUNAI_STREAMER_CONCURRENCY sets its threads. Its library contains
+copies to CUDA devices; the Python package does not use them (0.17.1)."""
 
 from __future__ import annotations
 

@@ -251,8 +251,8 @@ impl CudaSink {
         }
         if count == 0 {
             for (to, bytes) in runs() {
-                // SAFETY: as above. If an unsupported batch has queued this copy, it runs twice, one
-                // after the other.
+                // SAFETY: as above. If an unsupported batch has queued this copy, it runs twice, in
+                // order.
                 unsafe { stream.copy_in(to, bytes) }?;
                 count += 1;
             }
