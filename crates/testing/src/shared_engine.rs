@@ -29,13 +29,13 @@ const STEP: usize = 100_000;
 /// Uses of a region: more than a test makes.
 const USES: usize = 1 << 30;
 
-/// Opens the engine of a rank whose leader publishes the sources of `request`, one region each,
-/// while jobs wait for them.
+/// Opens the engine of a rank, with `copiers` threads that copy, whose leader publishes the sources of
+/// `request`, one region each, while jobs wait for them.
 ///
 /// # Panics
 ///
 /// If memory cannot be shared within this process.
-pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
+pub fn shared_engine(request: &EngineRequest<'_>, copiers: usize) -> EngineUnderTest {
     let deadline = Instant::now() + PATIENCE;
     let (dispatcher, mut joining) = meet(deadline);
     let requests = dispatcher.requests(&[0, 1], deadline);
@@ -54,6 +54,7 @@ pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
         link: Arc::new(link),
         regions: (0..sources.len()).collect(),
         depth: request.depth,
+        copiers,
         reread: RereadSetup {
             on_peer_loss: OnPeerLoss::Error,
             is_verified: false,

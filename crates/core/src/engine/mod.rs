@@ -33,8 +33,8 @@
 //! * `tokio-uring`: the crate's runtime on the lane's thread, one task per job. Used on request.
 //! * `pread`: up to 32 threads, 64 on a network, for all lanes that begin together. Used on tmpfs,
 //!   from the page cache to GPUs, and without rings.
-//! * `shared`: waits for the leader of the node, shows its memory or copies from it. Used for what
-//!   several ranks want.
+//! * `shared`: waits for the leader of the node, shows its memory or copies from it, by threads of
+//!   its own: those of the machine, divided by the ranks. Used for what several ranks want.
 //! * `remote`: receives from other nodes what several of them want.
 //! * `map`: the threads of `pread` populate the pages of views; nothing is copied. Used with
 //!   `cache=map`.
@@ -42,6 +42,7 @@
 //!   stores, on one lane per store beside the lanes of files.
 
 mod choose;
+mod copiers;
 mod fill;
 #[cfg(feature = "object")]
 mod object;
@@ -66,7 +67,7 @@ mod uring;
 mod work;
 
 pub use choose::{EngineKind, OpenedEngine, are_copied, available, choose, open, open_shared};
-pub(crate) use choose::{copiers, open_remote};
+pub(crate) use choose::{copiers, copiers_of_rank, open_remote};
 pub(crate) use object::open_cached;
 pub use object::open_objects;
 pub(crate) use remote::{RemoteSetup, RemoteSource};

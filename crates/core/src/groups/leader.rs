@@ -48,6 +48,8 @@ const COPIED_HINTS: ReadHints = ReadHints {
 pub(crate) struct Shares {
     pub(crate) plan: RankPlan,
     pub(crate) joining: Joining,
+    /// Number of ranks of the node, which copy at the same time.
+    pub(crate) ranks: usize,
     /// Bytes that the rank reads in place of the leader.
     pub(crate) reread_bytes: Arc<AtomicU64>,
 }
@@ -69,6 +71,7 @@ pub(crate) struct Regions {
 pub(crate) struct LeaderGroup {
     pub(crate) link: Arc<Link>,
     regions: Regions,
+    ranks: usize,
     reread_bytes: Arc<AtomicU64>,
     /// All regions of the node's plan.
     origins: Vec<RegionOrigin>,
@@ -146,6 +149,7 @@ impl LeaderGroup {
         Ok(Self {
             link: Arc::new(link),
             regions,
+            ranks: shares.ranks,
             reread_bytes: shares.reread_bytes,
             origins: shares.plan.regions,
             first_source,
@@ -197,6 +201,7 @@ impl SourceGroup for LeaderGroup {
             link: Arc::clone(&self.link),
             regions: self.regions.numbers.clone(),
             depth: context.depth(),
+            copiers: engine::copiers_of_rank(self.ranks),
             reread: reread(
                 &self.checkpoint,
                 &self.origins,
@@ -207,7 +212,7 @@ impl SourceGroup for LeaderGroup {
         };
         GroupLanes {
             engine: Arc::new(LeaderEngine(Arc::new(setup))),
-            // One lane copies the bytes that tensors cannot show in place.
+            // One lane is enough, because other threads copy what tensors cannot show in place.
             count: LaneCount::fixed(1),
         }
     }
