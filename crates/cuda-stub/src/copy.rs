@@ -88,6 +88,15 @@ pub(crate) fn submit(
                     return Err(INVALID_VALUE);
                 }
                 let pinned = driver.host_range(address, len)?;
+                if pinned.is_some_and(|start| driver.pinned[&start].is_read_only()) {
+                    if side == to {
+                        driver.violation(format!(
+                            "a copy writes to host memory at {address:#x}, which is registered as read-only"
+                        ));
+                        return Err(INVALID_VALUE);
+                    }
+                    driver.counters.add("read_only_copies", 1);
+                }
                 touches.extend(pinned.map(Touch::Pinned));
                 is_pageable = pinned.is_none();
             }

@@ -1,14 +1,19 @@
-//! Pinned host memory: registered or allocated. Registering touches no page.
+//! Pinned host memory: registered or allocated. Registering touches no page, but looks whether the
+//! pages can be written to.
 
 use crate::clock::Clock;
 use crate::driver::{Driver, Lock};
-use crate::mapping::Mapping;
-use crate::status::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Outcome};
+use crate::mapping::{self, Mapping};
+use crate::status::{
+    ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
+};
 
 /// Flags `PORTABLE` and `DEVICEMAP`, implied for all memory where addresses are unified.
 const IMPLIED: u32 = 1 | 2;
 /// Flags `PORTABLE`, `DEVICEMAP`, `IOMEMORY` and `READ_ONLY`.
 const REGISTER_FLAGS: u32 = 0xF;
+/// Flag for memory that the device only reads.
+const READ_ONLY: u32 = 8;
 /// Flags `PORTABLE`, `DEVICEMAP` and `WRITECOMBINED`.
 const ALLOC_FLAGS: u32 = 0x7;
 
@@ -27,6 +32,11 @@ pub(crate) struct Pinned {
 impl Pinned {
     pub(crate) fn is_registration(&self) -> bool {
         self.mapping.is_none()
+    }
+
+    /// Returns whether the device must not write there.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.flags & READ_ONLY != 0
     }
 }
 
@@ -58,6 +68,14 @@ impl Driver {
             return Err(INVALID_VALUE);
         }
         if self.touches_device(start, len) {
+            return Err(INVALID_VALUE);
+        }
+        let is_read_only = flags & READ_ONLY != 0;
+        if is_read_only && !self.settings.read_only_register {
+            return Err(NOT_SUPPORTED);
+        }
+        // A driver pins pages for writing without the flag, which the kernel refuses.
+        if !is_read_only && mapping::is_read_only(start, len) {
             return Err(INVALID_VALUE);
         }
         if self.host_range(start, len) != Ok(None) {

@@ -75,6 +75,21 @@ fn page_size() -> usize {
     usize::try_from(size).expect("a page has a size")
 }
 
+/// Returns whether a byte of the range is in a mapping of this process that cannot be written to.
+pub(crate) fn is_read_only(start: usize, len: usize) -> bool {
+    let mappings = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    mappings.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let mut range = fields.next().unwrap_or_default().splitn(2, '-');
+        let mut address = || usize::from_str_radix(range.next()?, 16).ok();
+        let (Some(from), Some(to)) = (address(), address()) else {
+            return false;
+        };
+        let touches = from < start + len && start < to;
+        touches && !fields.next().is_some_and(|rights| rights.contains('w'))
+    })
+}
+
 /// Copies as a device would: the bytes at this moment. Ranges may overlap.
 pub(crate) fn copy(from: usize, to: usize, len: usize) {
     let from = ptr::with_exposed_provenance::<u8>(from);
