@@ -154,7 +154,7 @@ pub fn open_shared(setup: &Arc<SharedSetup>) -> OpenedEngine {
     OpenedEngine {
         engine: Box::new(SharedEngine::open(setup)),
         name: "shared",
-        features: Vec::new(),
+        features: setup.features(),
         refusal: None,
     }
 }

@@ -34,7 +34,7 @@
 //! * `pread`: up to 32 threads, 64 on a network, for all lanes that begin together. Used on tmpfs,
 //!   from the page cache to GPUs, and without rings.
 //! * `shared`: waits for the leader of the node, shows its memory or copies from it, by threads of
-//!   its own: those of the machine, divided by the ranks. Used for what several ranks want.
+//!   its own: those of the machine, divided by the ranks. GPUs may read it without a copy. Used for what several ranks want.
 //! * `remote`: receives from other nodes what several of them want.
 //! * `map`: the threads of `pread` populate the pages of views; nothing is copied. Used with
 //!   `cache=map`.
@@ -73,7 +73,7 @@ pub use object::open_objects;
 pub(crate) use remote::{RemoteSetup, RemoteSource};
 pub use reread::{RereadSetup, StorageEngines};
 pub use setup::{EngineSetup, ObjectSetup, Refusal, RingProbe};
-pub use shared::SharedSetup;
+pub use shared::{RegisteredSource, SharedSetup};
 pub use uring::probe_ring;
 
 pub use crate::report::Transfer;

@@ -22,6 +22,7 @@ use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use tload_ranks::{Availability, Link};
+use tload_registered::RegisteredRegions;
 
 /// Configuration of a shared engine.
 pub struct SharedSetup {
@@ -35,6 +36,8 @@ pub struct SharedSetup {
     pub depth: usize,
     /// Number of threads that copy; with one, the lane's own.
     pub copiers: usize,
+    /// Memory of regions that GPUs read without a copy to the lease.
+    pub registered: Option<RegisteredSource>,
     /// Reads in place of a leader that is lost.
     pub reread: RereadSetup,
 }
@@ -46,6 +49,15 @@ impl fmt::Debug for SharedSetup {
             .field("regions", &self.regions.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Registered memory of regions, and where it may be used.
+#[derive(Clone, Debug)]
+pub struct RegisteredSource {
+    /// Regions whose memory is registered.
+    pub regions: Arc<RegisteredRegions>,
+    /// By destination of the plan: its sinks copy to a GPU.
+    pub gpus: Vec<bool>,
 }
 
 /// Engine that waits for the leader of a node.
@@ -68,7 +80,7 @@ impl SharedEngine {
     }
 
     /// Fills a job from shared memory that holds its bytes.
-    fn receive(&mut self, job: Job, region: usize, done: &mut Vec<Done>) {
+    fn receive(&mut self, mut job: Job, region: usize, done: &mut Vec<Done>) {
         if job.lease.is_view() {
             let received_bytes = job.needed as u64;
             // SAFETY: the lease is a view of this region, whose bytes the leader has filled and
@@ -77,15 +89,31 @@ impl SharedEngine {
             done.push(received(job.extent, filled, received_bytes));
             return;
         }
-        match self.view(region) {
-            Ok(view) => {
-                let setup = Arc::clone(&self.setup);
-                let extent = job.extent;
-                self.copiers
-                    .copy(extent, Box::new(move || copy(&setup, &view, job)), done);
+        let view = match self.view(region) {
+            Ok(view) => view,
+            Err(error) => {
+                done.push(Done::failed(job.extent, error));
+                return;
             }
-            Err(error) => done.push(Done::failed(job.extent, error)),
+        };
+        if self.setup.goes_to_gpu(job.extent)
+            && let Some(registered) = &self.setup.registered
+        {
+            let start = usize::try_from(job.offset).expect("inside a mapping");
+            let range = start..start + job.needed;
+            // SAFETY: the leader has filled these bytes, and writes there again only once no view
+            // shows them.
+            match unsafe { registered.regions.fill(region, range, &view, job.lease) } {
+                Ok(filled) => {
+                    done.push(received(job.extent, filled, job.needed as u64));
+                    return;
+                }
+                Err(lease) => job.lease = lease,
+            }
         }
+        let (setup, extent) = (Arc::clone(&self.setup), job.extent);
+        self.copiers
+            .copy(extent, Box::new(move || copy(&setup, &view, job)), done);
     }
 
     fn view(&self, region: usize) -> Result<Arc<SharedView>> {
@@ -109,6 +137,25 @@ impl SharedEngine {
             view.user_done();
         }
         self.rereads.submit(job, region);
+    }
+}
+
+impl SharedSetup {
+    /// Returns what the engine uses, for the report.
+    pub(super) fn features(&self) -> Vec<String> {
+        let registered = self.registered.iter();
+        registered.map(|_| "registered_memory".to_owned()).collect()
+    }
+
+    /// Returns whether a sink copies all bytes of a job to a GPU, as they are.
+    fn goes_to_gpu(&self, extent: usize) -> bool {
+        let plan = &*self.plan;
+        plan.extents.get(extent).is_none_or(|extent| {
+            let destination = plan.regions[extent.region].destination;
+            let registered = self.registered.as_ref();
+            let is_gpu = registered.and_then(|it| it.gpus.get(destination).copied());
+            is_gpu.unwrap_or(false) && plan.slice_in(extent).is_none()
+        })
     }
 }
 

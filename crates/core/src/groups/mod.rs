@@ -150,6 +150,8 @@ pub(crate) struct LimitsRequest<'a> {
     pub(crate) window: usize,
     /// Number of GPUs that tensors go to.
     pub(crate) gpus: usize,
+    /// Number of threads that copy for them, if it does not follow from the machine and the files.
+    pub(crate) copiers: Option<usize>,
     /// Reads go into fresh memory of the load, as much as fits: they may start with more in flight.
     pub(crate) is_deep: bool,
 }
@@ -161,6 +163,8 @@ pub(crate) struct LaneContext<'a> {
     pub(crate) limits: &'a Limits,
     /// Number of GPUs that tensors go to.
     pub(crate) gpus: usize,
+    /// Number of threads that copy for them, if it does not follow from the machine and the files.
+    pub(crate) copiers: Option<usize>,
     /// Memory that reads take place in, if it lives as long as the load.
     pub(crate) slab: Option<&'a Arc<Slab>>,
     pub(crate) cancel: &'a Arc<CancelFlag>,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::destinations::Destinations;
 use super::lane::LaneSetup;
+use super::near_gpu::NearGpu;
 use super::pipeline::Feed;
 use super::source_table::{Others, SourceTable};
 use super::wanted::{refuse_too_many_reads, wanted};
@@ -39,12 +40,15 @@ pub(crate) struct Prepared {
     has_nodes: bool,
     /// Number of equal parts of the caller's memory limit, of which this load has one.
     pub(crate) limit_divisor: u64,
+    /// CPUs for the threads of the load, if they are chosen.
+    pub(crate) near_gpu: Option<Arc<NearGpu>>,
     /// By group.
     limits: Vec<Limits>,
 }
 
 impl Prepared {
-    /// Opens the sources of `tensors` and plans their reads.
+    /// Opens the sources of `tensors` and plans their reads. `ranks` load at the same time on this
+    /// machine, as far as is known.
     ///
     /// # Errors
     ///
@@ -56,6 +60,7 @@ impl Prepared {
         destinations: Destinations,
         options: &LoadOptions,
         others: Option<Others>,
+        ranks: usize,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
         if options.cache == CacheMode::Map {
@@ -72,10 +77,15 @@ impl Prepared {
         let mut plan = plan::build(&wanted, &layouts, &destinations.arrangements());
         plan.renumber(&numbers);
         let has_nodes = table.has_nodes();
+        let near_gpu = (options.trial.numa)
+            .then(|| NearGpu::new(&destinations, ranks))
+            .flatten();
+        let copiers = near_gpu.as_ref().map(|near_gpu| near_gpu.copiers());
         let (sources, leader) = table.begin(checkpoint, &plan, &destinations, options)?;
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
-            limits: limits(&sources, &plan, options, &destinations),
+            limits: limits(&sources, &plan, options, &destinations, copiers),
+            near_gpu,
             sources: Arc::new(sources),
             tensors,
             plan: Arc::new(plan),
@@ -189,6 +199,7 @@ impl Prepared {
                 plan: &self.plan,
                 limits,
                 gpus: self.destinations.gpus(),
+                copiers: self.near_gpu.as_ref().map(|near_gpu| near_gpu.copiers()),
                 slab,
                 cancel: feed.cancel(),
             };
@@ -202,6 +213,7 @@ impl Prepared {
                 requested: options.engine,
                 lanes: count.when_begins(index),
                 counters: Arc::clone(counters),
+                near_gpu: self.near_gpu.clone(),
             }));
             counts.push(count);
         }
@@ -257,6 +269,7 @@ fn limits(
     plan: &Plan,
     options: &LoadOptions,
     destinations: &Destinations,
+    copiers: Option<usize>,
 ) -> Vec<Limits> {
     let (members, groups) = (sources.members(), sources.groups());
     let is_received = groups.iter().any(|group| group.is_received());
@@ -267,6 +280,7 @@ fn limits(
             options,
             window: own.map(|extent| extent.window).max().unwrap_or(0),
             gpus: destinations.gpus(),
+            copiers,
             is_deep: destinations.fills_own_memory() && !is_received,
         })
     };

@@ -100,7 +100,7 @@ impl Reader {
                 checkpoint: checkpoint.clone(),
             })
         });
-        let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
+        let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others, 1)?;
         // The divisor is that of the ranks, so that a limit that suffices here suffices for them.
         prepared.limit_divisor = 2 * shared.by_rank.len() as u64;
         // Tensors of other nodes are compared by their owners.
