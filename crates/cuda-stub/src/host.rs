@@ -4,9 +4,7 @@
 use crate::clock::Clock;
 use crate::driver::{Driver, Lock};
 use crate::mapping::{self, Mapping};
-use crate::status::{
-    ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
-};
+use crate::status::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Outcome};
 
 /// Flags `PORTABLE` and `DEVICEMAP`, implied for all memory where addresses are unified.
 const IMPLIED: u32 = 1 | 2;
@@ -33,11 +31,6 @@ impl Pinned {
     pub(crate) fn is_registration(&self) -> bool {
         self.mapping.is_none()
     }
-
-    /// Returns whether the device must not write there.
-    pub(crate) fn is_read_only(&self) -> bool {
-        self.flags & READ_ONLY != 0
-    }
 }
 
 impl Driver {
@@ -56,6 +49,11 @@ impl Driver {
         inside.then_some(Some(*start)).ok_or(INVALID_VALUE)
     }
 
+    /// Returns whether the device must not write to this pinned memory.
+    pub(crate) fn is_read_only(&self, start: Option<usize>) -> bool {
+        start.is_some_and(|start| self.pinned[&start].flags & READ_ONLY != 0)
+    }
+
     pub(crate) fn register(
         &mut self,
         start: usize,
@@ -70,12 +68,11 @@ impl Driver {
         if self.touches_device(start, len) {
             return Err(INVALID_VALUE);
         }
-        let is_read_only = flags & READ_ONLY != 0;
-        if is_read_only && !self.settings.read_only_register {
-            return Err(NOT_SUPPORTED);
+        if flags & READ_ONLY != 0 && !self.settings.read_only_register {
+            return Err(crate::status::NOT_SUPPORTED);
         }
         // A driver pins pages for writing without the flag, which the kernel refuses.
-        if !is_read_only && mapping::is_read_only(start, len) {
+        if flags & READ_ONLY == 0 && mapping::is_read_only(start, len) {
             return Err(INVALID_VALUE);
         }
         if self.host_range(start, len) != Ok(None) {

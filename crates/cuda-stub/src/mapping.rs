@@ -78,15 +78,12 @@ fn page_size() -> usize {
 /// Returns whether a byte of the range is in a mapping of this process that cannot be written to.
 pub(crate) fn is_read_only(start: usize, len: usize) -> bool {
     let mappings = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    // For example `7f12a000-7f12b000 rw-s 00000000 …`.
     mappings.lines().any(|line| {
-        let mut fields = line.split_ascii_whitespace();
-        let mut range = fields.next().unwrap_or_default().splitn(2, '-');
-        let mut address = || usize::from_str_radix(range.next()?, 16).ok();
-        let (Some(from), Some(to)) = (address(), address()) else {
-            return false;
-        };
-        let touches = from < start + len && start < to;
-        touches && !fields.next().is_some_and(|rights| rights.contains('w'))
+        let mut fields = line.split(['-', ' ']);
+        let mut next = || fields.next().unwrap_or_default();
+        let [from, to] = [next(), next()].map(|it| usize::from_str_radix(it, 16).unwrap_or(0));
+        from < start + len && start < to && !next().contains('w')
     })
 }
 

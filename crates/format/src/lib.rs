@@ -26,7 +26,10 @@ pub use header_error::HeaderError;
 pub use model_files::{
     Choice, INDEX_NAME, INDEX_SUFFIX, ModelFiles, Precedence, SINGLE_NAME, choose_files,
 };
-pub use shards::{Gap, INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
+pub use shards::{
+    Gap, INDEX_BYTES_MAX, Index, SUFFIX, listed_twice, missing_shard, natural_cmp, parse_index,
+    read_index,
+};
 pub use slice::{Cut, Indices, Shown, Slice, Strides};
 pub use tensor_info::TensorInfo;
 

@@ -75,7 +75,7 @@ pub struct Cut {
 }
 
 /// Runs of bytes at even distances, in nested levels.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Strides {
     /// Contiguous bytes.
     run: u64,
@@ -84,7 +84,7 @@ pub struct Strides {
     levels: Vec<Level>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Level {
     count: u64,
     /// Bytes from one repetition to the next.
@@ -274,6 +274,25 @@ impl Strides {
         Some(repetitions)
     }
 
+    /// Returns runs of `run` bytes at the same distances, which must not overlap.
+    #[must_use]
+    pub fn with_run(&self, run: u64) -> Self {
+        let levels = self.levels.clone();
+        Self { run, levels }
+    }
+
+    /// Returns the same bytes in memory that holds nothing but runs of `run` bytes, one behind the
+    /// other, each with one of these runs in it. `None` if they are all of that memory.
+    #[must_use]
+    pub fn packed_in(&self, run: u64) -> Option<Self> {
+        let count = self.bytes() / self.run;
+        let levels = vec![Level { count, stride: run }];
+        (self.run < run).then_some(Self {
+            run: self.run,
+            levels,
+        })
+    }
+
     /// Returns how many of the bytes before `offset` are wanted.
     pub fn before(&self, mut offset: u64) -> u64 {
         let mut inside = self.bytes();
@@ -367,6 +386,14 @@ impl Strides {
         })
     }
 
+    /// Returns the range from the first of the wanted bytes numbered `indices` to the last of them
+    /// that is less than `most` bytes behind it.
+    pub fn range_of(&self, indices: Range<u64>, most: u64) -> Range<u64> {
+        let start = self.position(indices.start);
+        let last = self.position(indices.end - 1);
+        start..self.end_before((last + 1).min(start + most))
+    }
+
     /// Finds the bytes of the slice in a window: returns the offset in the window of its first
     /// wanted byte, that byte's number, and how many there are; `None` if there are none.
     pub fn found(&self, window: Range<u64>) -> Option<(u64, u64, u64)> {
@@ -395,6 +422,16 @@ impl Strides {
     pub fn gather_from(&self, from: &[u8], window: &mut [u8], shown: Shown) {
         for (run, to) in self.moves(shown) {
             window[to..to + run.len()].copy_from_slice(&from[run]);
+        }
+    }
+
+    /// Copies the wanted bytes of a window to the front of `to`, one behind the other.
+    pub fn pack(&self, from: &[u8], to: &mut [u8], shown: Shown) {
+        let mut rest = to;
+        for (run, _) in self.moves(shown) {
+            let (front, behind) = rest.split_at_mut(run.len());
+            front.copy_from_slice(&from[run]);
+            rest = behind;
         }
     }
 
@@ -526,6 +563,21 @@ mod tests {
     }
 
     #[test]
+    fn columns_of_packed_columns_are_found() {
+        // Of columns 1 to 4 of rows of 10 bytes, the last two.
+        let columns = |columns: std::ops::Range<usize>| {
+            let cut = Slice(vec![steps(0, 3, 1), columns.into()]).cut(&[3, 10], 8);
+            cut.expect("inside").strides.expect("has gaps")
+        };
+        let band = columns(1..5);
+        let inner = columns(3..5).packed_in(band.run()).expect("not all of it");
+        let runs: Vec<_> = inner.runs(0..inner.bytes()).collect();
+        assert_eq!(runs, [0..2, 4..6, 8..10]);
+        assert_eq!(band.packed_in(4), None);
+        assert_eq!(columns(1..3).with_run(4), band);
+    }
+
+    #[test]
     fn gaps_worth_reading_join_spans() {
         let cut = Slice(vec![steps(0, 4, 1), steps(0, 10, 1)]).cut(&[4, 100], 8);
         let strides = cut.expect("inside").strides.expect("has gaps");
@@ -600,6 +652,23 @@ mod tests {
                 let before = relative.iter().filter(|at| **at < offset).count() as u64;
                 prop_assert_eq!(strides.before(offset), before);
             }
+            // Each window packs to its own part of the wanted bytes.
+            let len_of = |len: u64| usize::try_from(len).expect("small");
+            let byte = |at: &u64| u8::try_from(at % 251).expect("less");
+            let tensor: Vec<u8> = (0..strides.span()).map(|at| byte(&at)).collect();
+            let packed: Vec<u8> = relative.iter().map(byte).collect();
+            let middle = part[0] as u64 * strides.span() / (relative.len() as u64 + 1);
+            let mut found_bytes = 0;
+            for window in [0..middle, middle..strides.span()] {
+                let Some((_, first, len)) = strides.found(window.clone()) else { continue };
+                let offset = i64::try_from(window.start).expect("small");
+                let mut to = vec![0; len_of(len)];
+                let from = &tensor[len_of(window.start)..len_of(window.end)];
+                strides.pack(from, &mut to, Shown { offset, first, len });
+                prop_assert_eq!(&to[..], &packed[len_of(first)..len_of(first + len)]);
+                found_bytes += len;
+            }
+            prop_assert_eq!(found_bytes, strides.bytes());
             // Spans hold every wanted byte, in order, and nothing but gaps of at most that length
             // beside.
             let spans: Vec<_> = strides.spans(gap).collect();

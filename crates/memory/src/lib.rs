@@ -24,6 +24,7 @@ mod region;
 mod shared;
 mod slab;
 mod staging;
+mod streaming;
 mod target;
 mod write_gate;
 
@@ -38,7 +39,7 @@ pub use lease::{Filled, Filling, Lease};
 pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Evicted, Pool, PoolUsage, RegionCache, RegionStart};
-pub use published::PublishedPool;
+pub use published::{PublishedPool, RegionsStart};
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use shared::{SharedMemory, SharedView, ViewEnd};
 pub use slab::Slab;

@@ -57,6 +57,26 @@ pub struct PublishedUsage {
     pub recycled: u64,
 }
 
+/// Outcome of an attempt to begin several regions.
+#[derive(Debug)]
+pub enum RegionsStart {
+    /// Memory for the bytes of each, charged.
+    Regions(Vec<RegionWriter>),
+    /// There will be room once this is dropped.
+    Evicts(Evicted),
+    /// The budget is used up.
+    Full,
+}
+
+/// Memory for several regions.
+enum Taken {
+    /// All of it is charged: free memory, or the length of memory that is still to be made.
+    Memory(Vec<std::result::Result<SharedMemory, usize>>),
+    /// Free memory that makes room, still charged.
+    Evicted(Vec<SharedMemory>),
+    Nothing,
+}
+
 impl PublishedPool {
     /// Creates a pool of at most `limit` bytes, of which it uses `window` at first. Notifies
     /// `events` whenever memory comes back.
@@ -109,29 +129,47 @@ impl PublishedPool {
     ///
     /// Those of [`SharedMemory::new`].
     pub fn begin_region(&self, len: usize, tensors: u32) -> Result<RegionStart> {
-        let wanted = Mapping::charge(len);
-        let mut state = self.0.state.lock();
-        let memory = if let Some(memory) = state.take_fitting(wanted) {
-            state.recycled += 1;
-            drop(state);
-            memory
-        } else {
-            let is_scarce = SharedMemory::takes_many_descriptors();
-            match state.make_room(wanted as u64, self.0.limit, is_scarce) {
-                None => return Ok(RegionStart::Full),
-                Some(evicted) if !evicted.is_empty() => {
-                    return Ok(RegionStart::Evicts(Evicted::published(
-                        evicted,
-                        self.clone(),
-                    )));
-                }
-                Some(_) => {}
+        Ok(match self.begin_regions(&[len], tensors)? {
+            RegionsStart::Regions(mut regions) => {
+                RegionStart::Region(regions.pop().expect("one for each length"))
             }
-            drop(state);
-            SharedMemory::new(wanted).inspect_err(|_| self.uncharge(wanted))?
+            RegionsStart::Evicts(evicted) => RegionStart::Evicts(evicted),
+            RegionsStart::Full => RegionStart::Full,
+        })
+    }
+
+    /// As [`Self::begin_region`], for several regions of `tensors` tensors each: all or none. All
+    /// together, they may exceed the window as a single one may.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedMemory::new`].
+    pub fn begin_regions(&self, lens: &[usize], tensors: u32) -> Result<RegionsStart> {
+        let wanted: Vec<usize> = lens.iter().map(|len| Mapping::charge(*len)).collect();
+        let is_scarce = SharedMemory::takes_many_descriptors();
+        let taken = self.0.state.lock().take(&wanted, self.0.limit, is_scarce);
+        let mut taken = match taken {
+            Taken::Memory(taken) => taken.into_iter(),
+            Taken::Evicted(evicted) => {
+                let evicted = Evicted::published(evicted, self.clone());
+                return Ok(RegionsStart::Evicts(evicted));
+            }
+            Taken::Nothing => return Ok(RegionsStart::Full),
         };
-        let region = RegionWriter::published(memory, tensors, self.clone());
-        Ok(RegionStart::Region(region))
+        let mut regions = Vec::with_capacity(lens.len());
+        while let Some(memory) = taken.next() {
+            let memory = match memory {
+                Ok(memory) => memory,
+                Err(len) => SharedMemory::new(len).inspect_err(|_| {
+                    let rest = taken
+                        .by_ref()
+                        .map(|it| it.map_or_else(|len| len, |it| it.len()));
+                    self.uncharge(len + rest.sum::<usize>());
+                })?,
+            };
+            regions.push(RegionWriter::published(memory, tensors, self.clone()));
+        }
+        Ok(RegionsStart::Regions(regions))
     }
 
     /// Uses twice as much of the budget from now on. Returns false if all of it is in use already.
@@ -197,13 +235,53 @@ impl State {
         Some(self.free.swap_remove(index))
     }
 
-    /// Charges `wanted` bytes if they fit. Otherwise removes as much free memory as they need,
-    /// still charged, or one if descriptors are scarce: each memory has one. `None` if that is not
-    /// enough. The first region may exceed the window, but not `limit`.
-    fn make_room(&mut self, wanted: u64, limit: u64, is_scarce: bool) -> Option<Vec<SharedMemory>> {
-        let used = self.charged - bytes_of(&self.free);
+    /// Takes memory of these lengths.
+    fn take(&mut self, wanted: &[usize], limit: u64, is_scarce: bool) -> Taken {
+        let of_free = |len: &usize| self.take_fitting(*len).ok_or(*len);
+        let mut taken: Vec<_> = wanted.iter().map(of_free).collect();
+        let held = taken.iter().flatten().map(|it| it.len() as u64).sum();
+        let mut fresh: Vec<usize> = taken
+            .iter()
+            .filter_map(|it| it.as_ref().err().copied())
+            .collect();
+        let mut made = self.make_room(&fresh, held, limit, is_scarce);
+        if made.as_ref().is_none_or(|evicted| !evicted.is_empty()) {
+            self.free.extend(taken.drain(..).flatten());
+        }
+        if made.is_none() && held > 0 {
+            // Free memory may be much longer than what it was taken for.
+            fresh = wanted.to_vec();
+            made = self.make_room(&fresh, 0, limit, is_scarce);
+            taken = wanted.iter().map(|len| Err(*len)).collect();
+        }
+        match made {
+            None => Taken::Nothing,
+            Some(evicted) if !evicted.is_empty() => Taken::Evicted(evicted),
+            Some(_) => {
+                self.recycled += (taken.len() - fresh.len()) as u64;
+                Taken::Memory(taken)
+            }
+        }
+    }
+
+    /// Charges memory of these lengths if it fits beside `held` bytes of free memory that have been
+    /// taken for the same purpose. Otherwise removes as much free memory as it needs, still
+    /// charged, or one if descriptors are scarce: each memory has one. `None` if that is not
+    /// enough. The first regions may exceed the window, but not `limit`.
+    fn make_room(
+        &mut self,
+        fresh: &[usize],
+        held: u64,
+        limit: u64,
+        is_scarce: bool,
+    ) -> Option<Vec<SharedMemory>> {
+        let wanted = fresh.iter().map(|len| *len as u64).sum::<u64>();
+        if fresh.is_empty() {
+            return Some(Vec::new());
+        }
+        let used = self.charged - bytes_of(&self.free) - held;
         let room = if used == 0 { limit } else { self.window };
-        if used + wanted > room || (used > 0 && is_scarce && self.free.is_empty()) {
+        if used + held + wanted > room || (used > 0 && is_scarce && self.free.is_empty()) {
             return None;
         }
         let mut missing = (self.charged + wanted).saturating_sub(room);
@@ -215,7 +293,7 @@ impl State {
         }
         if evicted.is_empty() {
             self.charged += wanted;
-            self.fresh += 1;
+            self.fresh += fresh.len() as u64;
         }
         Some(evicted)
     }
@@ -315,8 +393,11 @@ mod tests {
         small.lend();
         small.allow_reuse();
         drop(small);
-        let (wanted, limit) = (2 * PAGE as u64, pool.0.limit);
-        let make_room = |is_scarce| pool.0.state.lock().make_room(wanted, limit, is_scarce);
+        let (wanted, limit) = (2 * PAGE, pool.0.limit);
+        let make_room = |is_scarce| {
+            let mut state = pool.0.state.lock();
+            state.make_room(&[wanted], 0, limit, is_scarce)
+        };
         let evicted = make_room(true).expect("one is free");
         assert_eq!(evicted.len(), 1);
         assert!(make_room(true).is_none(), "no other one is free");
@@ -342,6 +423,53 @@ mod tests {
         assert!(matches!(begin(), RegionStart::Full));
         drop(evicted);
         assert!(matches!(begin(), RegionStart::Region(_)));
+    }
+
+    /// Returns the addresses of several regions, which have been filled.
+    fn regions(pool: &PublishedPool, lens: &[usize]) -> Option<Vec<Arc<super::super::Region>>> {
+        loop {
+            match pool.begin_regions(lens, 1).expect("memory") {
+                RegionsStart::Regions(writers) => {
+                    return Some(writers.into_iter().map(writer_region).collect());
+                }
+                RegionsStart::Evicts(evicted) => drop(evicted),
+                RegionsStart::Full => return None,
+            }
+        }
+    }
+
+    fn give_back(regions: Vec<Arc<super::super::Region>>) {
+        for region in regions {
+            region.lend();
+            region.allow_reuse();
+        }
+    }
+
+    #[test]
+    fn several_regions_begin_together_or_not_at_all() {
+        let pool = pool(8 * PAGE, 4 * PAGE);
+        let first = regions(&pool, &[2 * PAGE; 3]).expect("the first may exceed the window");
+        assert_eq!(pool.usage().charged, 6 * PAGE as u64);
+        assert!(regions(&pool, &[PAGE, PAGE]).is_none(), "beyond the window");
+        assert_eq!(pool.usage().charged, 6 * PAGE as u64);
+        give_back(first);
+        // Four pages stay, which is the window: two of these regions are made again.
+        let second = regions(&pool, &[2 * PAGE; 3]).expect("nothing is in use");
+        let usage = pool.usage();
+        assert_eq!((usage.charged, usage.recycled), (6 * PAGE as u64, 2));
+        drop(second);
+        assert!(regions(&pool, &[3 * PAGE; 3]).is_none(), "beyond the limit");
+        assert_eq!(pool.usage().charged, 0);
+    }
+
+    #[test]
+    fn free_memory_that_is_too_long_does_not_stop_several_regions() {
+        let pool = pool(6 * PAGE, 6 * PAGE);
+        give_back(regions(&pool, &[5 * PAGE]).expect("fits"));
+        // One of two pages would take the five.
+        let two = regions(&pool, &[PAGE, 3 * PAGE]).expect("fits");
+        assert_eq!(pool.usage().charged, 4 * PAGE as u64);
+        drop(two);
     }
 
     #[test]

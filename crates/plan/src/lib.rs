@@ -9,6 +9,7 @@
 //! ```text
 //!  file    ······[ tensor a ][b][c][      tensor d      ]·····
 //!  runs          └── own ───┘└shared┘└────── own ───────┘      split.rs: tensors that share memory
+//!                                                              pack.rs: positions in device memory
 //!  windows     └─────────────┘└──────┘└──────────────────┘     place.rs: aligned, meet at edges
 //!  extents     └──────┴──────┘└──────┘└─────┴─────┴──────┘     place.rs: one read each
 //! ```
@@ -18,6 +19,8 @@
 mod cluster;
 mod near_glob;
 mod order;
+mod pack;
+mod parts;
 mod place;
 mod read_hints;
 pub mod schedule;
@@ -39,6 +42,8 @@ use std::ops::Range;
 
 pub use cluster::{JointRange, NodeWants, divide};
 pub use order::Order;
+pub use pack::Packing;
+pub use parts::Part;
 pub use place::{Arrangement, Layout, build};
 pub use read_hints::ReadHints;
 pub use select::Selection;

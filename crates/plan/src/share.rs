@@ -7,13 +7,16 @@
 //!  rank 1                     #####     #############  ..##..##
 //!  clusters   └─────┘  └────┘ └───┘     └───────────┘  └──────┘   wants that overlap
 //!  read by    rank 0   rank 0 rank 1    the leader     each rank, or the leader: by cost
+//!  published                            whole          in parts, a band of columns each
 //! ```
 //!
 //! The leader computes the result. It depends on the wants alone, not on their order.
 
 use std::ops::Range;
 
+use super::parts::{Part, bands};
 use super::place::ALIGNMENT_MIN;
+use super::split::published_bytes_max;
 use super::{JointRange, Strides, unique};
 
 /// Slices and shared ranges below this length, bytes, are joined with those that they touch: one
@@ -62,6 +65,9 @@ pub struct SharedRange {
     pub ranks: Vec<usize>,
     /// Index of the range that several nodes want, if it is one.
     pub common: Option<usize>,
+    /// Regions that it is published as, in the order of their first bytes; a single one that holds
+    /// all of it if there are none.
+    pub parts: Vec<Part>,
 }
 
 /// Reads of a node, by who makes them.
@@ -84,7 +90,7 @@ pub struct SharePlan {
 /// A want that has bytes, and its place in the argument of [`share`].
 pub(super) struct Need<'w> {
     pub(super) want: &'w RankWant,
-    rank: usize,
+    pub(super) rank: usize,
     index: usize,
 }
 
@@ -130,6 +136,9 @@ impl Need<'_> {
 /// Everything else is shared: one range for each overlap, and one for neighbours of one tensor
 /// that touch, if they are shorter than 1 MiB or the leader reads everything. Tensors must not
 /// overlap in the file.
+///
+/// A shared range of 1 MiB or more is published in [parts](Part) if all ranks that want it take
+/// slices of one dimension, such as columns.
 pub fn share(wants: &[Vec<RankWant>], rules: &ShareRules) -> SharePlan {
     share_with(wants, rules, &[])
 }
@@ -187,10 +196,12 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
                     && last.range.end == range.start =>
             {
                 last.range.end = range.end;
+                last.parts.clear();
             }
             _ => plan.shared.push(SharedRange {
                 tensor: first.want.tensor,
                 source: first.want.source,
+                parts: parts_of(overlapping, &range),
                 range,
                 ranks: Vec::new(),
                 common: in_common,
@@ -204,6 +215,7 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
         }
     }
     plan.shared.iter_mut().for_each(SharedRange::sort_ranks);
+    plan.join_short_parts();
     if !astride.is_empty() {
         plan.unique_bytes = unique_bytes(&mut unique, &sorted_needs(wants));
     }
@@ -215,9 +227,33 @@ impl SharedRange {
         self.ranks.sort_unstable();
         self.ranks.dedup();
     }
+
+    /// Returns the part that a want of this range is taken from, its offset there, and its bytes
+    /// behind that if they are not next to each other; `None` if the range is published whole.
+    pub fn place(&self, want: &RankWant) -> Option<(usize, u64, Option<Strides>)> {
+        let is_before = |part: &Part| part.range.start <= want.range.start;
+        let part = (self.parts.partition_point(is_before)).checked_sub(1)?;
+        let (offset, strides) = self.parts[part].place(want);
+        Some((part, offset, strides))
+    }
 }
 
 impl SharePlan {
+    /// Publishes every range whole. Returns whether any was published in parts.
+    pub fn publish_whole(&mut self) -> bool {
+        let parts = (self.shared.iter_mut()).flat_map(|it| std::mem::take(&mut it.parts));
+        parts.count() > 0
+    }
+
+    /// Publishes ranges whole that may share a region with others, or that other nodes want too.
+    fn join_short_parts(&mut self) {
+        let len = |it: &SharedRange| it.range.end - it.range.start;
+        let least = published_bytes_max(self.shared.iter().map(len).sum());
+        let whole = |it: &&mut SharedRange| len(it) < least || it.common.is_some();
+        let whole = self.shared.iter_mut().filter(whole);
+        whole.for_each(|it| it.parts.clear());
+    }
+
     fn add_dense(&mut self, source: usize, range: &Range<u64>) {
         match self.dense.last_mut() {
             Some((last, before)) if *last == source && before.end >= range.start => {
@@ -226,6 +262,14 @@ impl SharePlan {
             _ => self.dense.push((source, range.clone())),
         }
     }
+}
+
+/// Returns the parts that a shared range is published in; none if it is published whole.
+fn parts_of(overlapping: &[Need<'_>], range: &Range<u64>) -> Vec<Part> {
+    let parts = bands(overlapping).unwrap_or_default();
+    let bytes: u64 = parts.iter().map(Part::bytes).sum();
+    let are_few = parts.len() == 1 && bytes >= (range.end - range.start) / 5 * 4;
+    if are_few { Vec::new() } else { parts }
 }
 
 /// Returns the number of different bytes that needs want.
@@ -792,7 +836,141 @@ mod tests {
         bytes
     }
 
+    /// Returns the ranks of each part of the only shared range.
+    fn parts(wants: &[RankWant]) -> Vec<Vec<usize>> {
+        let wants: Vec<_> = wants.iter().map(|want| vec![want.clone()]).collect();
+        let plan = share(&wants, &RULES);
+        assert_eq!(plan.shared.len(), 1);
+        let parts = plan.shared[0].parts.iter();
+        parts.map(|part| part.ranks.clone()).collect()
+    }
+
+    #[test]
+    fn columns_are_published_in_bands() {
+        let matrix = Matrix::new(2048, 1000);
+        let columns = |columns: Range<usize>| matrix.columns(columns);
+        // Distinct, also of different lengths.
+        let thirds = [columns(0..400), columns(400..800), columns(800..1000)];
+        assert_eq!(parts(&thirds), [[0], [1], [2]]);
+        // The order of the ranks does not count, and columns that no rank wants are left out.
+        let few = [columns(990..1000), columns(10..20), columns(10..20)];
+        assert_eq!(parts(&few), [vec![1, 2], vec![0]]);
+        // Columns that overlap share a band.
+        let overlapping = [columns(0..400), columns(300..500), columns(500..900)];
+        assert_eq!(parts(&overlapping), [vec![0, 1], vec![2]]);
+        // Few columns that several ranks want are a band, but nearly all of a tensor is published
+        // whole.
+        assert_eq!(parts(&[columns(0..100), columns(0..100)]), [[0, 1]]);
+        assert_eq!(parts(&[columns(0..990), columns(0..990)]), [[0; 0]; 0]);
+    }
+
+    #[test]
+    fn mixed_wants_are_published_whole() {
+        let matrix = Matrix::new(2048, 1000);
+        let (left, right) = (matrix.columns(0..500), matrix.columns(500..1000));
+        let even = Indices {
+            start: 0,
+            count: 250,
+            step: 2,
+            single: false,
+        };
+        let others = [
+            matrix.whole(),
+            matrix.rows(0..1500),
+            matrix.cut([(0..2000).into(), (0..100).into()]),
+            matrix.cut([(0..2048).into(), even]),
+        ];
+        for other in others {
+            let wants = [left.clone(), right.clone(), other];
+            assert_eq!(parts(&wants), [[0; 0]; 0]);
+        }
+        // Tensors that share a region with others.
+        let small = Matrix::new(1024, 1000);
+        let wants = [small.columns(0..500), small.columns(500..1000)];
+        assert_eq!(parts(&wants), [[0; 0]; 0]);
+    }
+
+    #[test]
+    fn ranges_of_several_nodes_are_published_whole() {
+        let matrix = Matrix::new(2048, 1000);
+        let wants = [matrix.columns(0..500), matrix.columns(500..1000)].map(|want| vec![want]);
+        let common = JointRange {
+            tensor: 0,
+            source: 0,
+            range: matrix.whole().range,
+            owner: 0,
+            nodes: vec![0, 2],
+        };
+        let plan = share_with(&wants, &RULES, &[common]);
+        assert_eq!((plan.shared.len(), plan.shared[0].parts.len()), (1, 0));
+    }
+
+    #[test]
+    fn verified_columns_are_read_whole_and_published_in_bands() {
+        let matrix = Matrix::new(2048, 1000);
+        let wants = [matrix.columns(0..500), matrix.columns(500..1000)].map(|want| vec![want]);
+        let all = ShareRules { all: true, ..RULES };
+        let plan = share(&wants, &all);
+        assert_eq!(plan.shared.len(), 1);
+        assert_eq!(plan.shared[0].range, matrix.whole().range);
+        assert_eq!(plan.shared[0].parts.len(), 2);
+    }
+
     proptest! {
+        #[test]
+        fn parts_hold_the_wanted_bytes((wants, rules) in cases()) {
+            let plan = share(&wants, &rules);
+            let runs = |start: u64, strides: &Strides| -> Vec<Range<u64>> {
+                let runs = strides.spans(0);
+                runs.map(|run| start + run.start..start + run.end).collect()
+            };
+            let of_part = |part: &Part| runs(part.range.start, &part.strides);
+            for shared in &plan.shared {
+                // Never more memory than for all of the range.
+                let mut held: Vec<_> = shared.parts.iter().flat_map(of_part).collect();
+                held.sort_unstable_by_key(|run| run.start);
+                prop_assert!(held.windows(2).all(|pair| pair[0].end <= pair[1].start));
+                let (first, last) = (held.first(), held.last());
+                prop_assert!(first.is_none_or(|run| run.start >= shared.range.start));
+                prop_assert!(last.is_none_or(|run| run.end <= shared.range.end));
+                prop_assert!(shared.parts.iter().map(|part| part.range.start).is_sorted());
+            }
+            let mut takers: Vec<Vec<Vec<usize>>> = (plan.shared.iter())
+                .map(|shared| vec![Vec::new(); shared.parts.len()])
+                .collect();
+            for (rank, wants) in wants.iter().enumerate() {
+                for (want, index) in wants.iter().zip(&plan.by_rank[rank]) {
+                    let Some(index) = *index else { continue };
+                    let shared = &plan.shared[index];
+                    let Some((part, offset, strides)) = shared.place(want) else {
+                        prop_assert!(shared.parts.is_empty());
+                        continue;
+                    };
+                    takers[index][part].push(rank);
+                    let part = &shared.parts[part];
+                    let wanted = want.strides.as_ref().expect("else it is published whole");
+                    let Some(strides) = strides else {
+                        prop_assert_eq!((offset, &part.range, &part.strides), (0, &want.range, wanted));
+                        continue;
+                    };
+                    // A run of the part lies at each multiple of its length.
+                    let (held, run) = (of_part(part), part.strides.run());
+                    let source = |found: Range<u64>| {
+                        let start = held[usize::try_from(found.start / run).expect("small")].start;
+                        start + found.start % run..start + found.start % run + (found.end - found.start)
+                    };
+                    let found: Vec<_> = runs(offset, &strides).into_iter().map(source).collect();
+                    prop_assert_eq!(found, runs(want.range.start, wanted));
+                }
+            }
+            for (shared, takers) in plan.shared.iter().zip(takers) {
+                for (part, mut takers) in shared.parts.iter().zip(takers) {
+                    takers.dedup();
+                    prop_assert_eq!(&part.ranks, &takers);
+                }
+            }
+        }
+
         #[test]
         fn each_wanted_byte_is_read_once((wants, rules) in cases()) {
             let plan = share(&wants, &rules);
@@ -874,8 +1052,12 @@ mod tests {
             }
             let other = share(&turned, &rules);
             let ranges = |plan: &SharePlan| -> Vec<_> {
+                let of_parts = |shared: &SharedRange| -> Vec<_> {
+                    let parts = shared.parts.iter();
+                    parts.map(|part| (part.range.clone(), part.strides.clone())).collect()
+                };
                 (plan.shared.iter())
-                    .map(|shared| (shared.source, shared.tensor, shared.range.clone()))
+                    .map(|it| (it.source, it.tensor, it.range.clone(), of_parts(it)))
                     .collect()
             };
             prop_assert_eq!(ranges(&plan), ranges(&other));

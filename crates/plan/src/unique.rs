@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::parts::{Part, bands};
 use super::share::Need;
 
 /// Most runs of slices that are listed for one plan. Slices that repeat alike are counted without.
@@ -57,19 +58,7 @@ impl Counter {
 /// Worked example: columns 0..4 and 2..6 of a matrix of 10 columns and 3 rows of bytes. The union
 /// of their first runs has 6 bytes, which repeat 3 times.
 fn repeated(overlapping: &[Need<'_>]) -> Option<u64> {
-    let start = overlapping[0].want.range.start;
-    let first = overlapping[0].want.strides.as_ref()?;
-    let mut runs = Vec::with_capacity(overlapping.len());
-    for need in overlapping {
-        let strides = need.want.strides.as_ref()?;
-        if !strides.repeats_as(first) {
-            return None;
-        }
-        let offset = need.want.range.start - start;
-        runs.push(offset..offset + strides.run());
-    }
-    let reach = runs.iter().map(|run| run.end).max()?;
-    Some(union(runs) * first.repetitions(reach)?)
+    Some(bands(overlapping)?.iter().map(Part::bytes).sum())
 }
 
 /// Returns the number of bytes in at least one of these ranges.

@@ -7,7 +7,7 @@ use super::messages::Failure;
 use crate::error::{Comparison, Error, ErrorKind, Result, listed_ranks};
 
 /// Version of the protocol between ranks.
-const PROTOCOL: u32 = 3;
+const PROTOCOL: u32 = 4;
 
 /// Most bytes of the files' states that a rank sends: they must fit into one message.
 const STATES_BYTES_MAX: usize = 40 << 10;

@@ -16,9 +16,10 @@ use super::wire::Record;
 /// Most ranks of one node: bits of a [`RankSet`].
 pub(crate) const NODE_RANKS_MAX: usize = 128;
 
-/// Most regions that only their viewers need and that may still be reused: each has a descriptor.
+/// Most regions that only their viewers need and that may still be reused: each has a descriptor,
+/// and a tensor of which each rank takes columns has a region for each rank.
 /// Ranks that drop their tensors soon need few, and with ranks that keep them none comes back.
-const LENT_MAX: usize = 8;
+const LENT_MAX: usize = 32;
 
 /// Memory of a region.
 pub trait SharedBytes: Clone {

@@ -61,7 +61,7 @@ pub use group::{Group, MESSAGE_BYTES_MAX};
 pub use holdings::{Holdings, SharedBytes};
 pub use link::{Availability, Joining, Link, RegionListener};
 pub use local::LocalGroup;
-pub use messages::{RankPlan, RankStatistics, RegionOrigin, Request};
+pub use messages::{RankPlace, RankPlan, RankStatistics, RegionOrigin, Request};
 pub use node::{JoinLimits, Node, Role, Scope, give_up, join, join_timeout_or_default};
 pub use opening::{Opened, Opener, OpeningRole, meet};
 pub use serving::finish_serving;

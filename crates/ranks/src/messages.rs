@@ -6,7 +6,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, cut};
-use crate::format::Slice;
+use crate::format::{Slice, Strides, TensorInfo};
 
 /// Most bytes of each text of a failure: all of them fit into one message of a group, also if JSON
 /// escapes the names in them.
@@ -24,8 +24,8 @@ pub struct Request {
 pub struct RankPlan {
     /// Shared regions, in the order in which they are read.
     pub regions: Vec<RegionOrigin>,
-    /// By requested tensor: its region and its offset there; none if the rank reads it itself.
-    pub tensors: Vec<Option<(usize, u64)>>,
+    /// By requested tensor: its place; none if the rank reads it itself.
+    pub tensors: Vec<Option<RankPlace>>,
     /// Distinct bytes that the ranks of the node want.
     pub unique_bytes: u64,
     /// Bytes that the ranks of the node are to read.
@@ -36,13 +36,38 @@ pub struct RankPlan {
     pub reason: Option<String>,
 }
 
+impl RankPlan {
+    /// Returns whether any of the requested tensors arrives with gaps: of a shared region, or as in
+    /// its file.
+    pub fn have_gaps(&self, tensors: &[TensorInfo]) -> bool {
+        let is_gapped = |(index, tensor): (usize, &TensorInfo)| match self.tensors.get(index) {
+            Some(Some(place)) => place.strides.is_some(),
+            Some(None) | None => tensor.strides().is_some(),
+        };
+        tensors.iter().enumerate().any(is_gapped)
+    }
+}
+
+/// Place of a requested tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankPlace {
+    /// Index of its region.
+    pub region: usize,
+    /// Offset of its first byte there.
+    pub offset: u64,
+    /// Its bytes behind that, if they are not next to each other.
+    pub strides: Option<Strides>,
+}
+
 /// Bytes of a file that a shared region holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionOrigin {
     /// Index of the shard.
     pub shard: usize,
     /// Offset in the shard.
     pub offset: u64,
+    /// Bytes behind that which it holds, one behind the other; all if none.
+    pub strides: Option<Strides>,
     /// Length in bytes, whole reads.
     pub len: usize,
     /// Bytes of it that are filled in the end.

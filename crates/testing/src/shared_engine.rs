@@ -126,6 +126,7 @@ fn serve(dispatcher: &Dispatcher, sources: &[Vec<u8>]) {
     let origins = lengths().enumerate().map(|(shard, len)| RegionOrigin {
         shard,
         offset: 0,
+        strides: None,
         len,
         filled_bytes: len,
     });

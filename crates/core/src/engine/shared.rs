@@ -12,7 +12,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::copiers::Copiers;
 use super::reread::{self, RereadSetup, Rereads, Waiting, fell_behind};
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
@@ -21,6 +20,7 @@ use crate::plan::Plan;
 use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
+use tload_engine::Copiers;
 use tload_ranks::{Availability, Link};
 use tload_registered::RegisteredRegions;
 

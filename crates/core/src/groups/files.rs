@@ -89,8 +89,8 @@ impl FileGroup {
         Limits::for_files(request.options, &hints, request.window)
     }
 
-    /// Returns the engine for the files, and how many lanes it has. `checks`: lanes compare what is
-    /// read.
+    /// Returns the engine for the files, and how many lanes it has. `checks`: lanes compare or
+    /// scatter what is read.
     pub(super) fn lanes_by(
         &self,
         copiers: Option<usize>,
@@ -168,7 +168,7 @@ impl SourceGroup for FileGroup {
 
     fn lanes(&self, context: &LaneContext<'_>, _needed_bytes: u64) -> GroupLanes {
         let copiers = self.copiers(context.options, context.gpus, context.copiers);
-        let checks = context.options.verify != Verify::Off;
+        let checks = context.options.verify != Verify::Off || context.scatters;
         let (engine, count) = self.lanes_by(copiers, checks, context);
         GroupLanes {
             engine: Arc::new(engine),
@@ -234,7 +234,7 @@ impl OpenEngine for FileEngine {
 /// Returns the number of lanes of an engine for files. A ring copies pages of the page cache on the
 /// submitting thread, so cached files begin with a lane for each core; other files with one lane,
 /// which waits for storage most of the time. Engines with their own threads need only one, unless
-/// lanes compare what is read: that may take longer than the copies of these threads.
+/// lanes compare or scatter what is read: that may take longer than the copies of these threads.
 fn lanes_for(kind: EngineKind, files: &[ReadFile], checks: bool) -> LaneCount {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let most = cores.min(LANES_MAX);

@@ -11,6 +11,7 @@ mod limits;
 mod nodes;
 mod objects;
 mod opening;
+mod packed;
 mod reread;
 
 use std::collections::HashSet;
@@ -165,6 +166,8 @@ pub(crate) struct LaneContext<'a> {
     pub(crate) gpus: usize,
     /// Number of threads that copy for them, if it does not follow from the machine and the files.
     pub(crate) copiers: Option<usize>,
+    /// Lanes scatter what they read.
+    pub(crate) scatters: bool,
     /// Memory that reads take place in, if it lives as long as the load.
     pub(crate) slab: Option<&'a Arc<Slab>>,
     pub(crate) cancel: &'a Arc<CancelFlag>,

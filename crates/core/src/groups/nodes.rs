@@ -107,6 +107,7 @@ impl SourceGroup for NodeGroup {
         let origin = |source: &RemoteSource| RegionOrigin {
             shard: source.shard,
             offset: 0,
+            strides: None,
             len: usize::try_from(source.end).unwrap_or(usize::MAX),
             filled_bytes: 0,
         };

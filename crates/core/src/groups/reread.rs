@@ -4,10 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::{WantedShard, open};
+use rustix::param::page_size;
+
+use super::packed::{PackedEngine, PackedSource};
+use super::{StorageGroup, WantedShard, open};
 use crate::checkpoint::OpenedCheckpoint;
-use crate::engine::{RereadSetup, StorageEngines};
+use crate::engine::{Engine, RereadSetup, StorageEngines};
 use crate::error::Result;
+use crate::format::Strides;
 use crate::options::LoadOptions;
 use crate::sync::cancel::CancelFlag;
 use crate::verify::Verify;
@@ -49,21 +53,43 @@ fn open_engines(
             });
             shards.len() - 1
         });
-        let end = region.offset + region.len as u64;
-        shards[source].ranges.push(region.offset..end);
+        let len = (region.strides.as_ref()).map_or(region.len as u64, Strides::span);
+        shards[source]
+            .ranges
+            .push(region.offset..region.offset + len);
     }
     let opened = open(shards, options, false)?;
-    let engines = opened
-        .groups
-        .iter()
-        .map(|group| group.open_engine(options, cancel));
-    let place = |region: &RegionOrigin| {
+    // Regions that hold columns only are sources behind those of their group.
+    let mut packed: Vec<Vec<PackedSource>> = opened.groups.iter().map(|_| Vec::new()).collect();
+    let mut places = Vec::with_capacity(regions.len());
+    for region in regions {
         let source = source_of[region.shard].expect("opened above");
         let member = opened.members[source];
-        (member.group, member.index, region.offset)
+        let Some(strides) = region.strides.clone() else {
+            places.push((member.group, member.index, region.offset));
+            continue;
+        };
+        let group = &opened.groups[member.group];
+        let packed = &mut packed[member.group];
+        places.push((member.group, group.count() + packed.len(), 0));
+        packed.push(PackedSource {
+            source: member.index,
+            offset: region.offset,
+            strides,
+            alignment: group.hints(member.index).alignment.max(page_size() as u64),
+        });
+    }
+    let engine = |(group, packed): (&Arc<dyn StorageGroup>, Vec<PackedSource>)| {
+        let engine = group.open_engine(options, cancel)?;
+        if packed.is_empty() {
+            return Ok(engine);
+        }
+        let engine = PackedEngine::new(engine, group.count(), packed)?;
+        Ok(Box::new(engine) as Box<dyn Engine>)
     };
+    let engines = opened.groups.iter().zip(packed).map(engine);
     Ok(StorageEngines {
         engines: engines.collect::<Result<_>>()?,
-        places: regions.iter().map(place).collect(),
+        places,
     })
 }

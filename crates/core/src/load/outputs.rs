@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use super::budget::{Demand, HostBudget, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::{Destination, Destinations};
-use super::device_alloc::DeviceAllocator;
 use super::lane::OpenSink;
-use super::pipeline::LeaseOrigin;
+use super::pipeline::{LeaseOrigin, PublishedMemory};
 use super::prepare::Prepared;
 use crate::cuda::Context;
 use crate::error::Result;
@@ -22,8 +21,8 @@ use crate::plan::{Plan, RegionPlan};
 use crate::report::{DeviceReport, Report, StagingReport};
 use crate::schedule::beginnings;
 use crate::sink::{
-    CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, RouteSink, Sink, TargetPlaces,
-    TargetSink,
+    CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, PublishedParts, RouteSink, Sink,
+    TargetPlaces, TargetSink,
 };
 use crate::sync::event_count::EventCount;
 use crate::tensor::Tensor;
@@ -31,6 +30,10 @@ use crate::tensor::Tensor;
 /// Bytes of shared memory that the leader of a node begins with: memory that is used again soon is
 /// cheaper to fill than more memory. (64 MiB were enough, 2026-11, `benches/results/`.)
 const WINDOW_BYTES: u64 = 128 << 20;
+
+/// Bytes of slots from which the leader of a node scatters what it copies from the page cache: few
+/// enough to be in a shared cache of the cores. (2026-11.)
+const SCATTERED_BYTES: u64 = 16 << 20;
 
 /// Memory and sinks of one load.
 pub(crate) struct Outputs {
@@ -68,8 +71,8 @@ enum SinkFactory {
 }
 
 impl Outputs {
-    /// Allocates memory for the load, within its budgets. With an `allocator`, device memory is
-    /// left to it.
+    /// Allocates memory for the load, within its budgets. If it is `given`, device memory is left
+    /// to the caller's allocator.
     ///
     /// # Errors
     ///
@@ -79,7 +82,7 @@ impl Outputs {
         prepared: &Prepared,
         options: &LoadOptions,
         region_cache: &RegionCache,
-        mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
+        given: bool,
     ) -> Result<Self> {
         let destinations = &prepared.destinations;
         let group = cgroup_memory(Path::new("/"));
@@ -90,6 +93,7 @@ impl Outputs {
                 Some(_) => RANK_MEMORY_LIMIT,
                 None => MEMORY_LIMIT,
             },
+            device_default: prepared.device_budget,
             in_flight: prepared.in_flight_bytes(),
             staged: prepared.staged_bytes(),
             reads: prepared.reads_in_flight(),
@@ -104,7 +108,7 @@ impl Outputs {
         if let Some(leader) = &prepared.leader {
             leader.keep_registered(idle_registered(&budget, options));
         }
-        let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
+        let device_budgets = device_budgets(&demand, prepared, options)?;
         let host_regions = host.into_iter().flat_map(|host| demand.regions_of(host));
         let host_bytes = host_regions
             .map(|region| Mapping::charge(region.bytes))
@@ -113,7 +117,6 @@ impl Outputs {
         let events = Arc::clone(pool.events());
         let staged = destinations.staged() && !prepared.plan.extents.is_empty();
         let slab = staged.then(|| staging(budget, destinations.gpu(), &events));
-        let given = allocator.is_some();
         let gate = Arc::<WriteGate>::default();
         let mut host_pool = Some(pool);
         let (mut origins, mut sinks) = (Vec::new(), Vec::new());
@@ -125,13 +128,13 @@ impl Outputs {
                 }
                 Destination::HostTargets => Output::host_targets(prepared, &gate),
                 Destination::CudaTargets(context) => {
-                    Output::cuda_targets(prepared, context, &gate)?
+                    Output::cuda_targets(prepared, context, &gate, options)?
                 }
                 Destination::Cuda(context) => {
                     let limit = device_budget.expect("every such destination has a budget");
                     let budget = DeviceBudget::new(context.ordinal(), limit, Arc::clone(&events));
                     let regions = regions(prepared, context, budget, options, given)?;
-                    Output::cuda(prepared, context, regions)
+                    Output::cuda(prepared, context, regions, options)
                 }
             };
             origins.push(output.origin);
@@ -239,20 +242,30 @@ impl Output {
         }
     }
 
-    fn cuda_targets(prepared: &Prepared, context: &Context, gate: &Arc<WriteGate>) -> Result<Self> {
+    fn cuda_targets(
+        prepared: &Prepared,
+        context: &Context,
+        gate: &Arc<WriteGate>,
+        options: &LoadOptions,
+    ) -> Result<Self> {
         let targets = Arc::clone(prepared.destinations.targets());
         let places = CudaPlaces::Targets(TargetPlaces::new(context, targets, Arc::clone(gate))?);
         Ok(Self {
             origin: LeaseOrigin::Slots,
-            sink: SinkFactory::cuda(prepared, context, places),
+            sink: SinkFactory::cuda(prepared, context, places, options),
         })
     }
 
-    fn cuda(prepared: &Prepared, context: &Context, regions: DeviceRegions) -> Self {
+    fn cuda(
+        prepared: &Prepared,
+        context: &Context,
+        regions: DeviceRegions,
+        options: &LoadOptions,
+    ) -> Self {
         let regions = Arc::new(regions);
         Self {
             origin: LeaseOrigin::Device(Arc::clone(&regions)),
-            sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions)),
+            sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions), options),
         }
     }
 }
@@ -271,24 +284,31 @@ fn shows(prepared: &Prepared, leader: &LeaderGroup) -> Vec<Option<usize>> {
 ///
 /// A device needs four times the requests for shared memory of small pages: what it reads goes into
 /// private memory, and is copied. (8 threads, 2 GB/s, 2026-11, `benches/results/`: 0.50 s per GiB
-/// in place of 1.06.)
+/// in place of 1.06.) Regions in `parts` are scattered from private memory in any case.
 ///
 /// # Errors
 ///
 /// [`crate::ErrorKind::OutOfMemory`] for a budget that is too small.
 pub(crate) fn published(
     prepared: &Prepared,
+    parts: Arc<PublishedParts>,
     options: &LoadOptions,
     events: Arc<EventCount>,
-) -> Result<(PublishedPool, Option<Arc<Slab>>)> {
+) -> Result<(PublishedMemory, Option<Arc<Slab>>)> {
     let group = cgroup_memory(Path::new("/"));
+    let (staged, reads) = if prepared.copies_page_cache() {
+        (SCATTERED_BYTES, 0)
+    } else {
+        (prepared.in_flight_bytes(), prepared.reads_in_flight())
+    };
     let demand = Demand {
         plan: &prepared.plan,
         tensors: &prepared.tensors,
         default: MEMORY_LIMIT,
+        device_default: MEMORY_LIMIT,
         in_flight: prepared.in_flight_bytes(),
-        staged: prepared.in_flight_bytes(),
-        reads: prepared.reads_in_flight(),
+        staged,
+        reads,
         group: group.as_ref(),
         kept: 0,
         limit_divisor: prepared.limit_divisor,
@@ -296,21 +316,30 @@ pub(crate) fn published(
         group_divisor: 2,
         has_views: false,
     };
-    let copied = || {
+    let with_slots = || {
         let kept = kept_staging(None) as u64;
-        Demand { kept, ..demand }.host(Some(0), true, options).ok()
+        Demand { kept, ..demand }.host(Some(0), true, options)
     };
-    let is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
-    let budget = match is_copied.then(copied).flatten() {
-        Some(budget) => budget,
+    let mut is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
+    let budget = if parts.are_any() {
+        with_slots()?
+    } else if let Some(Ok(budget)) = is_copied.then(with_slots) {
+        budget
+    } else {
         // Staging for copies only saves time, so a budget without it is enough.
-        None => demand.host(Some(0), false, options)?,
+        is_copied = false;
+        demand.host(Some(0), false, options)?
     };
     let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));
     let slab = (budget.slots > 0)
         .then(|| staging(budget, None, &events))
         .transpose()?;
-    Ok((PublishedPool::new(budget.pool, window, events), slab))
+    let memory = PublishedMemory {
+        pool: PublishedPool::new(budget.pool, window, events),
+        parts,
+        is_copied,
+    };
+    Ok((memory, slab))
 }
 
 fn staging_report(slab: &Slab) -> Option<StagingReport> {
@@ -325,9 +354,21 @@ fn staging_report(slab: &Slab) -> Option<StagingReport> {
 }
 
 impl SinkFactory {
-    fn cuda(prepared: &Prepared, context: &Context, places: CudaPlaces) -> Self {
+    fn cuda(
+        prepared: &Prepared,
+        context: &Context,
+        places: CudaPlaces,
+        options: &LoadOptions,
+    ) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
-        Self::Cuda(CudaLoad::new(plan, tensors, context.clone(), places))
+        let batches = options.trial.batch;
+        Self::Cuda(CudaLoad::new(
+            plan,
+            tensors,
+            context.clone(),
+            places,
+            batches,
+        ))
     }
 
     fn open(&self) -> Result<Box<dyn Sink<Tensor = (usize, Tensor)>>> {
@@ -409,7 +450,6 @@ fn device_budgets(
     demand: &Demand<'_>,
     prepared: &Prepared,
     options: &LoadOptions,
-    allocator: &mut Option<&mut (dyn DeviceAllocator + 'static)>,
 ) -> Result<Vec<Option<u64>>> {
     let mut budgets = Vec::new();
     for (index, destination) in prepared.destinations.list().iter().enumerate() {
@@ -422,13 +462,8 @@ fn device_budgets(
             continue;
         }
         let ordinal = context.ordinal();
-        let known = allocator
-            .as_mut()
-            .and_then(|allocator| allocator.free_bytes(ordinal));
-        let free = match known {
-            Some(free) => free,
-            None => context.available_memory()?,
-        };
+        let free = prepared.destinations.free(index);
+        let free = free.expect("measured before the plan");
         budgets.push(Some(demand.device(index, ordinal, free, options)?));
     }
     Ok(budgets)

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use super::budget::{MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::Destinations;
 use super::lane::LaneSetup;
 use super::near_gpu::NearGpu;
+use super::packing::RegionNeed;
 use super::pipeline::Feed;
 use super::source_table::{Others, SourceTable};
 use super::wanted::{refuse_too_many_reads, wanted};
@@ -13,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::groups::Limits;
 use crate::groups::{GroupLanes, LaneContext, LeaderGroup, LimitsRequest, SourceGroup, Sources};
 use crate::memory::{FileView, Slab};
-use crate::options::{CacheMode, EngineChoice, LoadOptions};
+use crate::options::{CacheMode, EngineChoice, LoadOptions, Order};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Depth, Groups};
@@ -42,6 +44,10 @@ pub(crate) struct Prepared {
     pub(crate) limit_divisor: u64,
     /// CPUs for the threads of the load, if they are chosen.
     pub(crate) near_gpu: Option<Arc<NearGpu>>,
+    /// Default budget of a GPU, in bytes, unless a tensor is large.
+    pub(crate) device_budget: u64,
+    /// Lanes scatter what they read.
+    pub(crate) scatters: bool,
     /// By group.
     limits: Vec<Limits>,
 }
@@ -57,7 +63,7 @@ impl Prepared {
     pub(crate) fn new(
         checkpoint: &OpenedCheckpoint,
         tensors: Vec<TensorInfo>,
-        destinations: Destinations,
+        mut destinations: Destinations,
         options: &LoadOptions,
         others: Option<Others>,
         ranks: usize,
@@ -65,6 +71,9 @@ impl Prepared {
         let tensors: Arc<[TensorInfo]> = tensors.into();
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
+        }
+        if let Some(Others::Leader(shares)) = &others {
+            destinations.gather(shares.plan.have_gaps(&tensors));
         }
         let staged = destinations.staged();
         let mut table = SourceTable::open(checkpoint, &tensors, others, options, staged)?;
@@ -74,7 +83,21 @@ impl Prepared {
         let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = wanted.into_iter().unzip();
         let layouts = table.layouts(options, staged);
         refuse_too_many_reads(&wanted, &layouts)?;
-        let mut plan = plan::build(&wanted, &layouts, &destinations.arrangements());
+        let need = RegionNeed {
+            budget: if table.is_received() {
+                RANK_MEMORY_LIMIT
+            } else {
+                MEMORY_LIMIT
+            },
+            is_received: table.is_received(),
+            sources: match options.order {
+                Order::Ready => table.read_at_once(),
+                Order::File => 1,
+            },
+            keeps_all: destinations.keeps_all(),
+        };
+        let arrangements = destinations.arrangements(|free| need.packing(options, free));
+        let mut plan = plan::build(&wanted, &layouts, &arrangements);
         plan.renumber(&numbers);
         let has_nodes = table.has_nodes();
         let near_gpu = (options.trial.numa)
@@ -93,6 +116,8 @@ impl Prepared {
             has_nodes,
             destinations,
             limit_divisor: 1,
+            device_budget: need.default_budget(options),
+            scatters: false,
         })
     }
 
@@ -106,6 +131,13 @@ impl Prepared {
         }
         let mut groups = self.sources.groups().iter();
         groups.any(|group| (group.files().iter()).any(|it| it.reads_direct() && !it.is_copied()))
+    }
+
+    /// Returns whether all bytes are copied from the page cache of this system.
+    pub(crate) fn copies_page_cache(&self) -> bool {
+        let is_copied = |it: &ReadFile| it.is_copied() && !it.is_far();
+        let mut groups = self.sources.groups().iter();
+        groups.all(|group| !group.files().is_empty() && group.files().iter().all(is_copied))
     }
 
     /// Returns the groups of sources that share limits.
@@ -200,6 +232,7 @@ impl Prepared {
                 limits,
                 gpus: self.destinations.gpus(),
                 copiers: self.near_gpu.as_ref().map(|near_gpu| near_gpu.copiers()),
+                scatters: self.scatters,
                 slab,
                 cancel: feed.cancel(),
             };

@@ -12,9 +12,10 @@ use crate::groups::{
     self, LeaderGroup, NodeGroup, NodeShares, Regions, Shares, Sources, WantedShard,
 };
 use crate::options::LoadOptions;
-use crate::plan::{Layout, Plan, Wanted};
+use crate::plan::{Layout, Plan, Strides, Wanted};
 use crate::storage::ReadHints;
 use crate::tensor::TensorInfo;
+use tload_ranks::RankPlace;
 
 /// Part of a load that others read, before it begins.
 pub(crate) enum Others {
@@ -77,18 +78,21 @@ impl SourceTable {
                 let mut known = shares.plan.tensors.clone();
                 known.resize(tensors.len(), None);
                 let own = own(&|tensor| known[tensor].is_none());
-                let used: BTreeSet<usize> = known.iter().flatten().map(|place| place.0).collect();
+                let used: BTreeSet<usize> =
+                    known.iter().flatten().map(|place| place.region).collect();
                 let used = used.into_iter().collect();
                 let regions = Regions::new(used, &shares.plan, checkpoint.shards(), staged);
                 let first = own.shards.len();
-                let place = |(tensor, known): (&TensorInfo, &Option<(usize, u64)>)| {
-                    let Some((region, offset)) = *known else {
+                let place = |(tensor, known): (&TensorInfo, &Option<RankPlace>)| {
+                    let Some(known) = known else {
                         return own.place(tensor);
                     };
-                    let range = tensor.file_range();
+                    let strides = known.strides.clone();
+                    let len = strides.as_ref().map_or(tensor.byte_len(), Strides::span);
                     Place {
-                        source: first + regions.source_of(region),
-                        range: offset..offset + (range.end - range.start),
+                        source: first + regions.source_of(known.region),
+                        range: known.offset..known.offset + len,
+                        strides,
                     }
                 };
                 Ok(Self {
@@ -106,6 +110,7 @@ impl SourceTable {
                     Some(number) => Place {
                         source: first + number,
                         range: tensor.file_range(),
+                        strides: tensor.strides().cloned(),
                     },
                 };
                 let places = tensors.iter().zip(&of_nodes).map(place).collect();
@@ -140,6 +145,19 @@ impl SourceTable {
             // Shared regions come after the files.
             wanted.sort_by_key(|(_, wanted)| (wanted.source, wanted.range.start));
         }
+    }
+
+    /// Returns whether another rank reads for this one.
+    pub(super) fn is_received(&self) -> bool {
+        matches!(self.received, Received::Regions(..))
+    }
+
+    /// Returns the number of sources that may be read at once.
+    pub(super) fn read_at_once(&self) -> u64 {
+        let sources = self.sources.members().len();
+        let hints = (0..sources).map(|source| self.sources.hints(source));
+        let reads = hints.map(|hints| hints.in_flight_bytes_max / hints.extent_bytes.max(1));
+        reads.max().unwrap_or(1).min(sources as u64)
     }
 
     /// Returns the layout of each source.
@@ -224,6 +242,7 @@ impl OwnShards {
             // A tensor without bytes may be in any source.
             source: self.source_of[tensor.shard()].unwrap_or(0),
             range: tensor.file_range(),
+            strides: tensor.strides().cloned(),
         }
     }
 }

@@ -7,7 +7,7 @@ use rustix::param::page_size;
 use super::destinations::Destinations;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{LoadOptions, format_bytes};
-use crate::plan::{Layout, Wanted};
+use crate::plan::{Layout, Strides, Wanted};
 use crate::storage::ReadHints;
 use crate::tensor::TensorInfo;
 
@@ -20,6 +20,8 @@ const EXTENTS_MAX: u64 = 1 << 22;
 pub(super) struct Place {
     pub(super) source: usize,
     pub(super) range: Range<u64>,
+    /// Its bytes in that range; all if `None`.
+    pub(super) strides: Option<Strides>,
 }
 
 /// Describes the tensors to load, with the place that `place` returns. Each comes with its index,
@@ -32,11 +34,15 @@ pub(super) fn wanted(
 ) -> Vec<(usize, Wanted)> {
     let align = align.and_then(|it| usize::try_from(it.next_power_of_two()).ok());
     let wanted = |(index, tensor): (usize, &TensorInfo)| {
-        let Place { source, range } = place(index);
+        let Place {
+            source,
+            range,
+            strides,
+        } = place(index);
         let wanted = Wanted {
             source,
             range,
-            strides: tensor.strides().cloned(),
+            strides,
             alignment: tensor.dtype().alignment().max(align.unwrap_or(1)),
             destination: destinations.index_for(index),
         };

@@ -9,6 +9,7 @@
 mod cuda;
 mod discard;
 mod host;
+mod parts;
 mod publish;
 mod route;
 mod target;
@@ -19,6 +20,7 @@ pub use cuda::{
 };
 pub use discard::DiscardSink;
 pub use host::HostSink;
+pub use parts::PublishedParts;
 pub use publish::{PublishSink, Publisher};
 pub use route::RouteSink;
 pub use target::TargetSink;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Sink;
+use super::{PublishedParts, Sink};
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::{Filled, Region};
@@ -10,7 +10,7 @@ use crate::plan::{Extent, Plan};
 
 /// Receiver of what a [`PublishSink`] announces.
 pub trait Publisher: Send + Sync {
-    /// Takes note that the bytes from `from` to `to` of the region with this index in the plan are
+    /// Takes note that the bytes from `from` to `to` of the published region with this number are
     /// filled. Its memory is the same at every call.
     fn filled(&self, region: usize, memory: &Arc<Region>, from: u64, to: u64);
 }
@@ -18,13 +18,33 @@ pub trait Publisher: Send + Sync {
 /// Sink that completes no tensors: it announces filled extents to a publisher.
 pub struct PublishSink {
     plan: Arc<Plan>,
+    parts: Arc<PublishedParts>,
     publisher: Arc<dyn Publisher>,
 }
 
 impl PublishSink {
-    /// Creates a sink for `plan`, whose leases come from regions that can be published.
-    pub fn new(plan: Arc<Plan>, publisher: Arc<dyn Publisher>) -> Self {
-        Self { plan, publisher }
+    /// Creates a sink for `plan`, whose leases come from regions that can be published, or from
+    /// slots if the region has parts.
+    pub fn new(plan: Arc<Plan>, parts: Arc<PublishedParts>, publisher: Arc<dyn Publisher>) -> Self {
+        Self {
+            plan,
+            parts,
+            publisher,
+        }
+    }
+
+    fn submit_whole(&self, extent: &Extent, filled: Filled) {
+        let all = 0..filled.bytes().len();
+        let filled = filled.arrived(all);
+        let (region, _) = filled.region().expect("published loads lease from regions");
+        let region = Arc::clone(region);
+        // The window's last owner must be gone before others read it.
+        drop(filled);
+        let first = &self.plan.extents[self.plan.regions[extent.region].extents.start];
+        let from = extent.offset - first.offset;
+        let to = from + extent.needed as u64;
+        let number = self.parts.first(extent.region);
+        self.publisher.filled(number, &region, from, to);
     }
 }
 
@@ -36,20 +56,18 @@ impl Sink for PublishSink {
     }
 
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
-        let all = 0..filled.bytes().len();
-        let filled = filled.arrived(all);
-        let (region, _) = filled.region().expect("published loads lease from regions");
-        let region = Arc::clone(region);
         assert!(
             filled.bytes().len() >= extent.needed,
             "engines fill whole extents"
         );
-        // The window's last owner must be gone before others read it.
-        drop(filled);
-        let first = &self.plan.extents[self.plan.regions[extent.region].extents.start];
-        let from = extent.offset - first.offset;
-        let to = from + extent.needed as u64;
-        self.publisher.filled(extent.region, &region, from, to);
+        if self.parts.of(extent.region).is_empty() {
+            self.submit_whole(extent, filled);
+            return Ok(());
+        }
+        for (number, region, range) in self.parts.scatter(extent, filled) {
+            self.publisher
+                .filled(number, &region, range.start, range.end);
+        }
         Ok(())
     }
 

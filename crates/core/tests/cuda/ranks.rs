@@ -210,16 +210,17 @@ fn tight_budgets_of_the_caller_never_deadlock() {
     }
 }
 
-/// Options of a rank with room to keep registrations, and with these variants.
-fn with_variants(trial: Trial) -> LoadOptions {
+/// Options of a rank with these variants, and so much memory for the node, MiB.
+fn within(limit: usize, trial: Trial) -> LoadOptions {
     options(|it| {
-        it.memory_limit = Some(512 * MIB as u64);
+        it.memory_limit = Some((limit * MIB) as u64);
         it.trial = trial;
     })
 }
 
-fn registering() -> Trial {
-    "register".parse().expect("valid")
+/// Options of a rank that registers its leader's memory and keeps the registrations.
+fn registering() -> LoadOptions {
+    within(512, "register".parse().expect("valid"))
 }
 
 fn are_noted(report: &Report, text: &str) -> bool {
@@ -232,10 +233,7 @@ fn gpus_read_registered_memory_of_the_leader_without_staging() {
     // All of it fits; regions take the place of earlier ones, whose registrations are kept; and
     // there is no room to keep any.
     for limit in [512, 256, 64] {
-        let options = LoadOptions {
-            memory_limit: Some((limit * MIB) as u64),
-            ..with_variants(registering())
-        };
+        let options = within(limit, registering().trial);
         let cuda = cuda();
         cuda.stub.set("copy_delay_us", "100");
         assert_direct(
@@ -263,7 +261,7 @@ fn assert_direct(cuda: &Cuda, files: &Files, loaded: &[(Vec<Tensor>, Report)]) {
 }
 
 #[test]
-fn slices_of_columns_are_copied_beside_registered_memory() {
+fn slices_of_columns_are_right_with_registered_memory() {
     let (rows, columns) = (4096, 512);
     let mut files = Files::matrices(2, rows, columns);
     let bytes_of_large = tload_testing::fixtures::Rng::new(9).bytes(3 * MIB);
@@ -277,7 +275,7 @@ fn slices_of_columns_are_copied_beside_registered_memory() {
     let cuda = cuda();
     let slice = |rank| of_columns(rows, columns, rank, 2);
     let loaded = load_all(2, &files, |rank, it| {
-        let it = it.options(with_variants(registering()));
+        let it = it.options(registering());
         it.slices(both(&slice(rank)))
     });
     for (rank, (tensors, _)) in loaded.iter().enumerate() {
@@ -302,7 +300,7 @@ fn memory_that_cannot_be_registered_is_copied_and_noted() {
         let cuda = cuda();
         cuda.stub.set(key, value);
         let files = Files::even(3, 24, MIB);
-        let loaded = load_all(2, &files, |_, it| it.options(with_variants(registering())));
+        let loaded = load_all(2, &files, |_, it| it.options(registering()));
         for (tensors, _) in &loaded {
             files.assert_all(tensors);
         }
@@ -318,7 +316,7 @@ fn rank_with_host_tensors_copies() {
     let cuda = cuda();
     let files = Files::even(4, 24, MIB);
     let loaded = load_all(2, &files, |_, it| {
-        let it = it.options(with_variants(registering()));
+        let it = it.options(registering());
         let map = DeviceMap::new([("t1", Device::Cpu), ("t20", Device::Cpu)]);
         it.device_map(map.expect("valid"))
     });
@@ -388,7 +386,7 @@ fn eight_ranks_are_right_with_every_variant() {
         let trial: Trial = name.parse().expect("valid");
         let slice = |rank| of_columns(rows, columns, rank, 8);
         let loaded = load_all(8, &files, |rank, it| {
-            let it = it.options(with_variants(trial));
+            let it = it.options(within(512, trial));
             it.slices(both(&slice(rank)))
         });
         for (rank, (tensors, report)) in loaded.iter().enumerate() {

@@ -184,7 +184,7 @@ fn publish_sink_keeps_contract() {
             let sink = |_| {
                 let publisher: Arc<dyn Publisher> = Arc::clone(&announced) as _;
                 Completing {
-                    sink: PublishSink::new(Arc::clone(&request.plan), publisher),
+                    sink: PublishSink::new(Arc::clone(&request.plan), Arc::default(), publisher),
                     announced: Arc::clone(&announced),
                     ready: Vec::new(),
                 }

@@ -81,9 +81,8 @@ super::driver_functions! {
 
     Init fn cuDeviceGetAttribute(value: Out<c_int>, what: c_uint, device: c_int) |driver, _| {
         driver.device(device)?;
-        let known = attribute(what, device);
-        let is_missing = what == READ_ONLY_HOST_REGISTER && !driver.settings.read_only_register;
-        value.put(if is_missing { 0 } else { known })
+        let is_missing = what == READ_ONLY_REGISTER && !driver.settings.read_only_register;
+        value.put(if is_missing { 0 } else { attribute(what, device) })
     };
 
     Init fn cuDeviceGetPCIBusId(text: Out<c_char>, len: c_int, device: c_int) |driver, _| {
@@ -160,7 +159,7 @@ super::driver_functions! {
 }
 
 const PCI_BUS_ID: u32 = 33;
-const READ_ONLY_HOST_REGISTER: u32 = 113;
+const READ_ONLY_REGISTER: u32 = 113;
 
 /// Returns a device attribute by its number in `cuda.h`. Attributes not listed are 0: features that
 /// the stub lacks.
@@ -179,7 +178,7 @@ fn attribute(what: u32, device: i32) -> i32 {
         75 => 9,
         // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, HOST_REGISTER_SUPPORTED,
         // READ_ONLY_HOST_REGISTER_SUPPORTED and MEMORY_POOLS_SUPPORTED.
-        91 | 99 | READ_ONLY_HOST_REGISTER | 115 => 1,
+        91 | 99 | READ_ONLY_REGISTER | 115 => 1,
         // Among them INTEGRATED (18), PCI_DEVICE_ID (34), PCI_DOMAIN_ID (50) and HOST_NUMA_ID
         // (134).
         _ => 0,
@@ -201,7 +200,11 @@ fn look_up(driver: &Driver, symbol: &str, version: c_int) -> (*mut c_void, c_uin
     const VERSION_NOT_SUFFICIENT: c_uint = 2;
     let nothing = std::ptr::null_mut();
     let suffixed = format!("{symbol}_v2");
-    let names = [symbol, &suffixed];
+    let mut names = [symbol, &suffixed];
+    // Unlike those of other functions, its two versions differ in their arguments.
+    if symbol == "cuMemcpyBatchAsync" && version.min(driver.settings.version) >= since(&suffixed) {
+        names.reverse();
+    }
     if driver
         .settings
         .missing
@@ -227,7 +230,8 @@ fn look_up(driver: &Driver, symbol: &str, version: c_int) -> (*mut c_void, c_uin
 fn since(symbol: &str) -> i32 {
     match symbol {
         "cuCtxRecordEvent" => 12_050,
-        "cuEventElapsedTime_v2" => 12_080,
+        "cuEventElapsedTime_v2" | "cuMemcpyBatchAsync" => 12_080,
+        "cuMemcpyBatchAsync_v2" => 13_000,
         _ => 0,
     }
 }

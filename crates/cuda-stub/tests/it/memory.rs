@@ -149,17 +149,6 @@ fn write_through_another_mapping_before_the_copy_has_run_is_a_violation() {
 }
 
 #[test]
-fn copy_to_read_only_memory_is_a_violation() {
-    let session = session();
-    let shared = Shared::new();
-    register_read_only(shared.read, Shared::LEN).unwrap();
-    let memory = alloc(Shared::LEN).unwrap();
-    assert_eq!(dtoh(shared.read, memory, Shared::LEN), Err(INVALID_VALUE));
-    assert_eq!(session.violations(), 1);
-    unregister(shared.read).unwrap();
-}
-
-#[test]
 fn host_memory_can_be_allocated() {
     let session = session();
     let host = host_alloc(MIB).unwrap();

@@ -295,6 +295,7 @@ mod tests {
         let region = RegionOrigin {
             shard: 0,
             offset: 0,
+            strides: None,
             len: 100,
             filled_bytes: 100,
         };

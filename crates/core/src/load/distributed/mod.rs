@@ -21,7 +21,7 @@ use super::Loader;
 use crate::error::{Error, ErrorKind, Result};
 use crate::groups::Shares;
 use crate::options::{CacheMode, LoadOptions, OnPeerLoss, OptionValue, Order, Share, format_bytes};
-use crate::plan::{self, RankWant, ShareRules, Slice};
+use crate::plan::{self, RankWant, SharePlan, ShareRules, Slice};
 use crate::ranks::{Group, JoinLimits};
 use crate::report::GroupReport;
 use crate::verify::Verify;
@@ -245,10 +245,27 @@ impl Loader {
             shared = plan::share_with(&wants, &rules, across.joint());
         }
         let across = across.as_deref();
+        if across.is_some() {
+            // What other nodes send goes to regions that are whole, and slots that it would wait in
+            // might be missing for what they wait for.
+            shared.publish_whole();
+        }
         let is_apart = across.is_none() && ranks.len() < group.size();
         let reason = (options.share == Share::Cluster && is_apart)
             .then_some("this group cannot send bytes between nodes");
-        let reader = Reader::new(self, &shared, dispatcher.clone(), group.rank(), across)?;
+        let open = |shared: &SharePlan| {
+            Reader::new(self, shared, dispatcher.clone(), group.rank(), across)
+        };
+        let mut reader = open(&shared);
+        if reader
+            .as_ref()
+            .is_err_and(|it| it.kind() == ErrorKind::OutOfMemory)
+            && shared.publish_whole()
+        {
+            // Parts take slots beside them; whole regions need none.
+            reader = open(&shared);
+        }
+        let reader = reader?;
         let plans = reader.plans(&wants, &shared, reason)?;
         let joined = across.map(|across| across.cluster.join(dispatcher, group.size()));
         let (others, joined): (Vec<usize>, Vec<_>) =

@@ -19,16 +19,16 @@ use crate::load::prepare::Prepared;
 use crate::load::source_table::Others;
 use crate::memory::{PublishedPool, Region, Slab};
 use crate::options::{LoadOptions, OnPeerLoss, Order};
-use crate::plan::{RankWant, RegionPlan, SharePlan};
+use crate::plan::{RankWant, SharePlan};
 use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
-use crate::sink::{PublishSink, Publisher};
+use crate::sink::{PublishSink, PublishedParts, Publisher};
 use crate::sync::lock::Mutex;
 use crate::verify::Verify;
 use tload_ranks::Joining;
 use tload_ranks::{Carried, Dispatcher, encode};
 use tload_ranks::{Cluster, ClusterEvent};
-use tload_ranks::{RankPlan, RankStatistics, RegionOrigin};
+use tload_ranks::{RankPlace, RankPlan, RankStatistics, RegionOrigin};
 
 /// Reads of the leader of a node, for all of its ranks.
 pub(crate) struct Reader {
@@ -36,8 +36,10 @@ pub(crate) struct Reader {
     options: LoadOptions,
     dispatcher: Dispatcher,
     prepared: Prepared,
-    /// By region of the plan.
+    /// By published region.
     origins: Vec<RegionOrigin>,
+    /// Regions of the plan that are published in parts.
+    parts: Arc<PublishedParts>,
     pool: PublishedPool,
     /// Memory that the reads take place in, if that is not the pool's; for the lanes.
     slab: Mutex<Option<Arc<Slab>>>,
@@ -101,6 +103,9 @@ impl Reader {
             })
         });
         let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others, 1)?;
+        let parts = PublishedParts::new(Arc::make_mut(&mut prepared.plan), &shared.shared);
+        let parts = Arc::new(parts);
+        prepared.scatters = parts.are_any();
         // The divisor is that of the ranks, so that a limit that suffices here suffices for them.
         prepared.limit_divisor = 2 * shared.by_rank.len() as u64;
         // Tensors of other nodes are compared by their owners.
@@ -118,12 +123,14 @@ impl Reader {
             .as_ref()
             .map(|cluster| Arc::clone(cluster.events()))
             .unwrap_or_default();
-        let (pool, slab) = published(&prepared, &options, Arc::clone(&events))?;
+        let of_parts = Arc::clone(&parts);
+        let (memory, slab) = published(&prepared, of_parts, &options, Arc::clone(&events))?;
+        let pool = memory.pool.clone();
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
-        let origins = vec![LeaseOrigin::Published(pool.clone())];
+        let origins = vec![LeaseOrigin::Published(memory)];
         let plan = Arc::clone(&prepared.plan);
         let feed = Feed::new(plan, schedule, origins, slab.clone(), events).checked(check.clone());
-        let origins = origins_of(&prepared)?;
+        let origins = origins_of(&prepared, &parts)?;
         Ok(Arc::new(Self {
             rank,
             options,
@@ -131,6 +138,7 @@ impl Reader {
             begun: Mutex::new(vec![false; origins.len()]),
             origins,
             prepared,
+            parts,
             pool,
             slab: Mutex::new(slab),
             feed: Arc::new(feed),
@@ -155,8 +163,21 @@ impl Reader {
         let targets = &self.prepared.plan.targets;
         let place = |want: &RankWant, range: usize| {
             let (region, offset) = targets[range].place.expect("shared ranges have bytes");
+            let first = self.parts.first(region);
+            if let Some((part, offset, strides)) = shared.shared[range].place(want) {
+                let region = first + part;
+                return RankPlace {
+                    region,
+                    offset,
+                    strides,
+                };
+            }
             let behind = want.range.start - shared.shared[range].range.start;
-            (region, offset as u64 + behind)
+            RankPlace {
+                region: first,
+                offset: offset as u64 + behind,
+                strides: want.strides.clone(),
+            }
         };
         let planned_bytes = self.planned_bytes(wants, shared);
         // Wants of other nodes have no names.
@@ -205,7 +226,7 @@ impl Reader {
         together + alone
     }
 
-    /// Returns the bytes of each region, and the positions of the ranks that need it.
+    /// Returns the bytes of each published region, and the positions of the ranks that need it.
     /// Behind `own` ranks come the nodes that they are sent to.
     pub(super) fn regions(
         &self,
@@ -214,19 +235,22 @@ impl Reader {
         own: usize,
     ) -> Vec<(u64, Vec<usize>)> {
         let plan = &self.prepared.plan;
-        let mut needed: Vec<(u64, Vec<usize>)> = plan
-            .regions
-            .iter()
-            .map(|region| {
-                let extents = plan.extents[region.extents.clone()].iter();
-                (extents.map(|extent| extent.needed as u64).sum(), Vec::new())
-            })
+        let origins = self.origins.iter();
+        let mut needed: Vec<(u64, Vec<usize>)> = origins
+            .map(|origin| (origin.filled_bytes as u64, Vec::new()))
             .collect();
         for (range, target) in shared.shared.iter().zip(&plan.targets) {
             let Some((region, _)) = target.place else {
                 continue;
             };
-            let ranks = &mut needed[region].1;
+            let first = self.parts.first(region);
+            for (part, needed) in range.parts.iter().zip(&mut needed[first..]) {
+                needed.1.clone_from(&part.ranks);
+            }
+            if !range.parts.is_empty() {
+                continue;
+            }
+            let ranks = &mut needed[first].1;
             ranks.extend(&range.ranks);
             ranks.extend(across.iter().flat_map(|it| it.needed_by(range.common, own)));
             ranks.sort_unstable();
@@ -321,10 +345,15 @@ impl Reader {
             return Ok(());
         }
         self.lanes.store(lanes.len(), Ordering::SeqCst);
-        let (plan, publisher) = (Arc::clone(&self.prepared.plan), Arc::clone(self));
+        let reader = Arc::clone(self);
         let open_sink: Arc<OpenSink<PublishSink>> = Arc::new(move || {
-            let publisher: Arc<dyn Publisher> = Arc::clone(&publisher) as _;
-            Ok(PublishSink::new(Arc::clone(&plan), publisher))
+            let (plan, parts) = (&reader.prepared.plan, &reader.parts);
+            let publisher: Arc<dyn Publisher> = Arc::clone(&reader) as _;
+            Ok(PublishSink::new(
+                Arc::clone(plan),
+                Arc::clone(parts),
+                publisher,
+            ))
         });
         let events = || {
             let (failing, ended) = (Arc::clone(self), Arc::clone(self));
@@ -426,25 +455,41 @@ impl Reader {
     }
 }
 
-/// Returns the bytes of files that the regions of a plan hold.
-fn origins_of(prepared: &Prepared) -> Result<Vec<RegionOrigin>> {
+/// Returns the bytes of files that the published regions of a plan hold.
+fn origins_of(prepared: &Prepared, parts: &PublishedParts) -> Result<Vec<RegionOrigin>> {
     let plan = &prepared.plan;
-    if u32::try_from(plan.regions.len()).is_err() {
-        let message = format!("{} shared regions are too many", plan.regions.len());
+    let mut origins = Vec::with_capacity(plan.regions.len());
+    for (index, region) in plan.regions.iter().enumerate() {
+        let extents = &plan.extents[region.extents.clone()];
+        let piece = &plan.pieces[extents[0].pieces.start];
+        let whole = RegionOrigin {
+            shard: prepared.tensors[piece.tensor].shard(),
+            offset: extents[0].offset,
+            strides: None,
+            len: region.bytes,
+            filled_bytes: extents.iter().map(|extent| extent.needed).sum(),
+        };
+        let parts = parts.of(index);
+        origins.extend(parts.iter().map(|part| {
+            let bytes = usize::try_from(part.bytes()).expect("inside of a region");
+            RegionOrigin {
+                offset: part.range.start,
+                strides: Some(part.strides.clone()),
+                len: bytes,
+                filled_bytes: bytes,
+                ..whole
+            }
+        }));
+        if parts.is_empty() {
+            origins.push(whole);
+        }
+    }
+    if u32::try_from(origins.len()).is_err() {
+        let message = format!("{} shared regions are too many", origins.len());
         let error = Error::new(ErrorKind::InvalidRequest, message);
         return Err(error.with_hint("select fewer tensors"));
     }
-    let origin = |region: &RegionPlan| {
-        let extents = &plan.extents[region.extents.clone()];
-        let piece = &plan.pieces[extents[0].pieces.start];
-        RegionOrigin {
-            shard: prepared.tensors[piece.tensor].shard(),
-            offset: extents[0].offset,
-            len: region.bytes,
-            filled_bytes: extents.iter().map(|extent| extent.needed).sum(),
-        }
-    };
-    Ok(plan.regions.iter().map(origin).collect())
+    Ok(origins)
 }
 
 impl Publisher for Reader {

@@ -9,10 +9,10 @@ use super::not_begun::{DeviceOf, DeviceWait, NotBegun};
 use crate::engine::Job;
 use crate::error::Result;
 use crate::load::check::Check;
-use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
+use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, RegionsStart, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::{DeviceRegions, DeviceStart};
+use crate::sink::{DeviceRegions, DeviceStart, PublishedParts};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -27,8 +27,8 @@ pub enum LeaseOrigin {
     Slots,
     /// Slots of the feed's slab, for device memory that regions get when they begin.
     Device(Arc<DeviceRegions>),
-    /// Memory that other processes can map, by way of the slots of the feed's slab if there is one.
-    Published(PublishedPool),
+    /// Memory that other processes can map.
+    Published(PublishedMemory),
     /// Memory that another process fills, where the plan's regions can show it; else final memory.
     Received {
         /// By region of the plan: the region of the node that it shows.
@@ -47,6 +47,17 @@ pub enum LeaseOrigin {
     },
     /// One region for everything, filled in the order of the reads.
     Whole(Mutex<RegionWriter>),
+}
+
+/// Memory that other processes can map.
+#[derive(Clone, Debug)]
+pub struct PublishedMemory {
+    /// Budget, and the memory.
+    pub pool: PublishedPool,
+    /// Regions that are published in parts, which the slots of the feed's slab are scattered to.
+    pub parts: Arc<PublishedParts>,
+    /// Reads of the other regions go by way of slots, too.
+    pub is_copied: bool,
 }
 
 /// Schedule and memory of a load, shared by all its lanes.
@@ -327,7 +338,10 @@ impl Feed {
                 LeaseOrigin::Regions(pool)
                 | LeaseOrigin::Received { pool, .. }
                 | LeaseOrigin::Views { pool, .. } => pool.close(),
-                LeaseOrigin::Published(pool) => pool.close(),
+                LeaseOrigin::Published(memory) => {
+                    memory.parts.close();
+                    memory.pool.close();
+                }
                 LeaseOrigin::Device(regions) => regions.close(),
                 LeaseOrigin::Slots | LeaseOrigin::Whole(_) => {}
             }
@@ -352,8 +366,17 @@ impl Feed {
             LeaseOrigin::Regions(pool) => {
                 NotBegun::unless(pool.begin_region(planned.bytes, planned.tensors)?, writer)
             }
-            LeaseOrigin::Published(pool) => {
-                NotBegun::unless(pool.begin_region(planned.bytes, planned.tensors)?, writer)
+            LeaseOrigin::Published(PublishedMemory { pool, parts, .. }) => {
+                let Some(lens) = parts.lens(region) else {
+                    let begun = pool.begin_region(planned.bytes, planned.tensors)?;
+                    return NotBegun::unless(begun, writer);
+                };
+                match pool.begin_regions(&lens, planned.tensors)? {
+                    RegionsStart::Regions(writers) => parts.begun(region, writers),
+                    RegionsStart::Evicts(evicted) => return Err(NotBegun::Evicts(evicted)),
+                    RegionsStart::Full => return Ok(false),
+                }
+                Ok(true)
             }
             LeaseOrigin::Received { shows, link, pool } => {
                 let begun = match shows[region] {
@@ -488,7 +511,16 @@ impl Feed {
         let extent = &self.plan.extents[index];
         let region = &self.plan.regions[extent.region];
         let origin = &self.origins[region.destination];
+        let slot = || {
+            slab.and_then(|slab| slab.try_lease(extent.window))
+                .expect("a slot was free, and only this lock's owner takes any")
+        };
         match origin {
+            LeaseOrigin::Published(memory) if !memory.parts.of(extent.region).is_empty() => {
+                let is_last = index + 1 == region.extents.end;
+                memory.parts.carve(extent, is_last);
+                slot()
+            }
             LeaseOrigin::Regions(_)
             | LeaseOrigin::Published(_)
             | LeaseOrigin::Received { .. }
@@ -499,7 +531,8 @@ impl Feed {
                 if index + 1 == region.extents.end {
                     *writer = None;
                 }
-                let is_copied = slice.is_some() || matches!(origin, LeaseOrigin::Published(_));
+                let is_copied = slice.is_some()
+                    || matches!(origin, LeaseOrigin::Published(memory) if memory.is_copied);
                 let slot = slab
                     .filter(|_| is_copied)
                     .and_then(|slab| slab.try_lease(extent.window));
@@ -512,9 +545,7 @@ impl Feed {
                     None => lease,
                 }
             }
-            LeaseOrigin::Slots | LeaseOrigin::Device(_) => slab
-                .and_then(|slab| slab.try_lease(extent.window))
-                .expect("a slot was free, and only this lock's owner takes any"),
+            LeaseOrigin::Slots | LeaseOrigin::Device(_) => slot(),
             LeaseOrigin::Whole(whole) => whole.lock().carve(extent.window),
         }
     }

@@ -21,7 +21,7 @@ mod tests;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-pub use feed::{Feed, LeaseOrigin};
+pub use feed::{Feed, LeaseOrigin, PublishedMemory};
 use feed::{LaneWait, NextJob};
 pub use in_flight::Waiting;
 

@@ -18,11 +18,11 @@ use crate::sync::event_count::EventCount;
 use crate::sync::threads::Builder;
 
 /// Copy of one job.
-type Copy = Box<dyn FnOnce() -> Done + Send>;
+pub type CopyTask = Box<dyn FnOnce() -> Done + Send>;
 
 /// Pool of threads that copy.
-pub(super) struct Copiers {
-    work: Arc<Work<(usize, Copy)>>,
+pub struct Copiers {
+    work: Arc<Work<(usize, CopyTask)>>,
     done: Receiver<Done>,
     done_queue: Sender<Done>,
     /// Notified when a copy has ended.
@@ -36,7 +36,7 @@ pub(super) struct Copiers {
 impl Copiers {
     /// Creates a pool of `threads` threads, which notify `events`. With fewer than two, the caller
     /// copies: another thread would only take its place.
-    pub(super) fn new(threads: usize, events: Arc<EventCount>) -> Self {
+    pub fn new(threads: usize, events: Arc<EventCount>) -> Self {
         let (done_queue, done) = unbounded();
         Self {
             work: Arc::default(),
@@ -50,12 +50,12 @@ impl Copiers {
     }
 
     /// Number of copies whose results have not been taken.
-    pub(super) fn in_flight(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.copying
     }
 
     /// Makes the copy of a job, here or on a thread.
-    pub(super) fn copy(&mut self, extent: usize, copy: Copy, done: &mut Vec<Done>) {
+    pub fn copy(&mut self, extent: usize, copy: CopyTask, done: &mut Vec<Done>) {
         self.start();
         if self.threads.is_empty() {
             done.push(copy());
@@ -66,7 +66,7 @@ impl Copiers {
     }
 
     /// Takes the results of the copies that have ended.
-    pub(super) fn take(&mut self, done: &mut Vec<Done>) {
+    pub fn take(&mut self, done: &mut Vec<Done>) {
         let before = done.len();
         done.extend(self.done.try_iter());
         self.copying -= done.len() - before;
@@ -91,7 +91,7 @@ impl Copiers {
     }
 }
 
-fn serve(work: &Work<(usize, Copy)>, done: &Sender<Done>, events: &EventCount) {
+fn serve(work: &Work<(usize, CopyTask)>, done: &Sender<Done>, events: &EventCount) {
     while let Some((extent, copy)) = work.take() {
         let one = catch_unwind(AssertUnwindSafe(copy)).unwrap_or_else(|_| {
             let error = Error::new(ErrorKind::Io, "a copying thread panicked")

@@ -1,0 +1,226 @@
+//! Reads in place of the leader of regions that hold columns only: the bytes between them are read
+//! too, into slots, and left out.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::engine::{Done, Engine, Job, Transfer, Wait};
+use crate::error::Result;
+use crate::format::{Shown, Strides};
+use crate::memory::{Filled, Slab};
+use crate::sync::cancel::CancelFlag;
+
+/// Length of a slot, bytes: of a read, and of what is lost if the load ends.
+const SLOT_BYTES: usize = 4 << 20;
+
+/// Number of slots of an engine. They are not part of the budget, as the bytes beside it are not;
+/// few ranks lose their leader.
+const SLOTS: usize = 4;
+
+/// Bytes of a source that a region holds, one behind the other.
+#[derive(Clone, Debug)]
+pub(super) struct PackedSource {
+    /// Number of the source.
+    pub(super) source: usize,
+    /// Offset of the first of the bytes.
+    pub(super) offset: u64,
+    pub(super) strides: Strides,
+    /// Alignment of reads, bytes.
+    pub(super) alignment: u64,
+}
+
+/// Engine that also reads packed sources, by means of an engine for sources as they are.
+pub(super) struct PackedEngine {
+    inner: Box<dyn Engine>,
+    /// Number of the first packed source; those before it are sources of `inner`.
+    first: usize,
+    packed: Vec<PackedSource>,
+    slab: Arc<Slab>,
+    /// Jobs of packed sources, by extent.
+    tasks: HashMap<usize, Task>,
+    /// Extents of which nothing is being read.
+    waiting: VecDeque<usize>,
+}
+
+/// Job of a packed source.
+struct Task {
+    job: Job,
+    /// Number of bytes that have been read.
+    filled: usize,
+    transfer: Transfer,
+}
+
+/// One read for a job of a packed source.
+struct Read {
+    offset: u64,
+    needed: usize,
+    window: usize,
+    /// Bytes of the source in it.
+    shown: Shown,
+}
+
+impl PackedEngine {
+    /// Creates an engine that reads `packed` by means of `inner`. Their numbers begin with `first`.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::OutOfMemory`] without memory for the slots.
+    pub(super) fn new(
+        inner: Box<dyn Engine>,
+        first: usize,
+        packed: Vec<PackedSource>,
+    ) -> Result<Self> {
+        Ok(Self {
+            inner,
+            first,
+            packed,
+            slab: Slab::new(SLOT_BYTES, SLOTS, Arc::default())?,
+            tasks: HashMap::new(),
+            waiting: VecDeque::new(),
+        })
+    }
+
+    /// Begins reads, as many as there are slots.
+    fn begin(&mut self) {
+        while self.inner.in_flight() < self.inner.depth()
+            && let Some(extent) = self.waiting.front().copied()
+        {
+            let Task { job, filled, .. } = &self.tasks[&extent];
+            let packed = &self.packed[job.source - self.first];
+            let read = packed.read(job, *filled);
+            let Some(lease) = self.slab.try_lease(read.window) else {
+                return;
+            };
+            self.waiting.pop_front();
+            self.inner.submit(Job {
+                extent,
+                source: packed.source,
+                offset: read.offset,
+                needed: read.needed,
+                lease,
+            });
+        }
+    }
+
+    /// Takes a completion of the engine below.
+    fn take(&mut self, read: Done, done: &mut Vec<Done>) {
+        let extent = read.extent;
+        let Some(mut task) = self.tasks.remove(&extent) else {
+            done.push(read);
+            return;
+        };
+        task.transfer += read.transfer;
+        let job = &mut task.job;
+        let result = match read.result {
+            Ok(filled) => {
+                let packed = &self.packed[job.source - self.first];
+                task.filled += packed.pack(job, task.filled, &filled);
+                if task.filled < job.needed {
+                    self.tasks.insert(extent, task);
+                    self.waiting.push_back(extent);
+                    return;
+                }
+                Ok(task.job.lease.written(task.filled))
+            }
+            Err(error) => Err(error),
+        };
+        done.push(Done {
+            extent,
+            result,
+            window: None,
+            transfer: task.transfer,
+        });
+    }
+}
+
+impl PackedSource {
+    /// Returns the next read for a job of which `filled` bytes have been read.
+    fn read(&self, job: &Job, filled: usize) -> Read {
+        let edges = 2 * self.alignment;
+        let most = (SLOT_BYTES as u64).saturating_sub(edges);
+        let end = job.offset + job.needed as u64;
+        let range = self.strides.range_of(job.offset + filled as u64..end, most);
+        let (_, first, len) = self.strides.found(range.clone()).expect("has bytes");
+        let (start, end) = (self.offset + range.start, self.offset + range.end);
+        let offset = start / self.alignment * self.alignment;
+        let to_len = |bytes: u64| usize::try_from(bytes).expect("at most a slot");
+        let signed = |offset: u64| i64::try_from(offset).expect("files are shorter");
+        Read {
+            offset,
+            needed: to_len(end - offset),
+            window: to_len(end.next_multiple_of(self.alignment) - offset),
+            shown: Shown {
+                offset: signed(offset) - signed(self.offset),
+                first,
+                len,
+            },
+        }
+    }
+
+    /// Packs the bytes of the read behind the `filled` ones of a job. Returns their number.
+    fn pack(&self, job: &mut Job, filled: usize, read: &Filled) -> usize {
+        let Read { shown, .. } = self.read(job, filled);
+        let len = usize::try_from(shown.len).expect("at most a slot");
+        let to = job.lease.bytes_mut(filled..filled + len);
+        self.strides.pack(read.bytes(), to, shown);
+        len
+    }
+}
+
+impl Engine for PackedEngine {
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        // Each job of which something is being read has one read of the engine below.
+        self.inner.in_flight() + self.waiting.len()
+    }
+
+    fn submit(&mut self, job: Job) {
+        if job.source < self.first {
+            self.inner.submit(job);
+            return;
+        }
+        self.waiting.push_back(job.extent);
+        let task = Task {
+            job,
+            filled: 0,
+            transfer: Transfer::default(),
+        };
+        self.tasks.insert(task.job.extent, task);
+        self.begin();
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        let before = done.len();
+        loop {
+            let mut read = Vec::new();
+            self.inner.reap(wait, &mut read);
+            for read in read {
+                self.take(read, done);
+            }
+            self.begin();
+            if wait == Wait::No || done.len() > before || self.in_flight() == 0 {
+                return;
+            }
+        }
+    }
+
+    fn allow(&mut self, bytes: u64) {
+        self.inner.allow(bytes);
+    }
+
+    fn stop_when(&mut self, cancel: &CancelFlag) {
+        self.inner.stop_when(cancel);
+    }
+}
+
+impl fmt::Debug for PackedEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PackedEngine")
+            .field("tasks", &self.tasks.len())
+            .finish_non_exhaustive()
+    }
+}
