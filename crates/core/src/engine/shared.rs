@@ -209,6 +209,10 @@ impl Waiting for SharedEngine {
         self.setup.link.events()
     }
 
+    fn is_copying(&self) -> bool {
+        self.copiers.in_flight() > 0
+    }
+
     fn look(&mut self, done: &mut Vec<Done>) {
         self.copiers.take(done);
         let mut still = Vec::with_capacity(self.waiting.len());
