@@ -17,6 +17,8 @@ fn main() {
     reads::pipeline(&mut criterion);
     reads::hand_over(&mut criterion);
     reads::engines(&mut criterion);
+    #[cfg(target_os = "linux")]
+    reads::shared(&mut criterion);
     verified::loads(&mut criterion);
     criterion.final_summary();
 }

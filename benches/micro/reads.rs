@@ -1,5 +1,6 @@
 //! Reads: the pipeline over simulated storage, and the engines over a file.
 
+use std::any::Any;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +13,8 @@ use tload::internal::plan::Layout;
 use tload::internal::schedule::Depth;
 use tload::internal::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
 use tload::{Dtype, EngineChoice, Location, Order, Result};
+#[cfg(target_os = "linux")]
+use tload_testing::conformance::EngineRequest;
 use tload_testing::fixtures::tensor_info;
 use tload_testing::null::NullEngine;
 use tload_testing::sim::SimConfig;
@@ -136,11 +139,13 @@ fn file(folder: &Path, bytes: usize) -> FileSource {
     FileSource::open(&Location::from_path(&path)).expect("just written")
 }
 
-/// Reads of a file by an engine, from the first byte to the last, into reused memory.
+/// Reads of a source by an engine, from the first byte to the last, into reused memory.
 struct Reading {
     engine: Box<dyn Engine>,
     slab: Arc<Slab>,
     bytes: usize,
+    /// Value that is dropped after the engine.
+    _keep: Box<dyn Any>,
 }
 
 impl Reading {
@@ -153,6 +158,26 @@ impl Reading {
             engine: engine::open(kind, true, &setup)?.engine,
             slab: Slab::new(READ_BYTES, DEPTH, Arc::<EventCount>::default())?,
             bytes: bytes.expect("it is small"),
+            _keep: Box::new(()),
+        })
+    }
+
+    /// Opens the engine of a rank that copies from its leader's memory.
+    #[cfg(target_os = "linux")]
+    fn shared(contents: &[Vec<u8>], copiers: usize) -> Result<Self> {
+        let slab = Slab::new(READ_BYTES, DEPTH, Arc::<EventCount>::default())?;
+        let request = EngineRequest {
+            contents,
+            shrink: None,
+            depth: DEPTH,
+            slab: Arc::clone(&slab),
+        };
+        let opened = tload_testing::shared_engine(&request, copiers);
+        Ok(Self {
+            engine: opened.engine,
+            slab,
+            bytes: contents[0].len(),
+            _keep: opened.keep,
         })
     }
 
@@ -208,6 +233,24 @@ pub(crate) fn engines(criterion: &mut Criterion) {
                 Err(error) => say(&format!("SKIPPED: needs {name}: {}", error.chain())),
             }
         }
+    }
+}
+
+/// Measures copies of one rank from its leader's memory, which is filled already.
+#[cfg(target_os = "linux")]
+pub(crate) fn shared(criterion: &mut Criterion) {
+    let bytes = if is_measuring() { 256 * MIB } else { 8 * MIB };
+    let contents = [(0..=u8::MAX).cycle().take(bytes).collect()];
+    let mut group = criterion.benchmark_group("shared memory");
+    group.throughput(Throughput::Bytes(bytes as u64));
+    group.sample_size(20);
+    for copiers in [1, 2, 4] {
+        let mut reading = Reading::shared(&contents, copiers).expect("memory is there");
+        // All of it is published by then.
+        reading.run();
+        group.bench_function(BenchmarkId::new("copiers", copiers), |bencher| {
+            bencher.iter(|| reading.run());
+        });
     }
 }
 

@@ -48,6 +48,12 @@ pub mod probe {
     pub use crate::probe::*;
 }
 
+/// Shared memory that GPUs read directly.
+pub mod registered {
+    pub use tload_ranks::RegionListener;
+    pub use tload_registered::*;
+}
+
 /// The order of reads, and their number.
 pub mod schedule {
     pub use crate::schedule::*;

@@ -157,6 +157,10 @@ fn queue(driver: &mut Lock, stream: u64, from: Side, to: Side, len: usize) -> Ou
                     return Err(INVALID_VALUE);
                 }
                 let pinned = driver.host_range(address, len)?;
+                let is_read_only = driver.is_read_only(pinned);
+                driver
+                    .counters
+                    .add("read_only_copies", i64::from(is_read_only));
                 touches.extend(pinned.map(Touch::Pinned));
                 is_pageable = pinned.is_none();
             }

@@ -1,14 +1,17 @@
-//! Pinned host memory: registered or allocated. Registering touches no page.
+//! Pinned host memory: registered or allocated. Registering touches no page, but looks whether the
+//! pages can be written to.
 
 use crate::clock::Clock;
 use crate::driver::{Driver, Lock};
-use crate::mapping::Mapping;
+use crate::mapping::{self, Mapping};
 use crate::status::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Outcome};
 
 /// Flags `PORTABLE` and `DEVICEMAP`, implied for all memory where addresses are unified.
 const IMPLIED: u32 = 1 | 2;
 /// Flags `PORTABLE`, `DEVICEMAP`, `IOMEMORY` and `READ_ONLY`.
 const REGISTER_FLAGS: u32 = 0xF;
+/// Flag for memory that the device only reads.
+const READ_ONLY: u32 = 8;
 /// Flags `PORTABLE`, `DEVICEMAP` and `WRITECOMBINED`.
 const ALLOC_FLAGS: u32 = 0x7;
 
@@ -46,6 +49,11 @@ impl Driver {
         inside.then_some(Some(*start)).ok_or(INVALID_VALUE)
     }
 
+    /// Returns whether the device must not write to this pinned memory.
+    pub(crate) fn is_read_only(&self, start: Option<usize>) -> bool {
+        start.is_some_and(|start| self.pinned[&start].flags & READ_ONLY != 0)
+    }
+
     pub(crate) fn register(
         &mut self,
         start: usize,
@@ -58,6 +66,13 @@ impl Driver {
             return Err(INVALID_VALUE);
         }
         if self.touches_device(start, len) {
+            return Err(INVALID_VALUE);
+        }
+        if flags & READ_ONLY != 0 && !self.settings.read_only_register {
+            return Err(crate::status::NOT_SUPPORTED);
+        }
+        // A driver pins pages for writing without the flag, which the kernel refuses.
+        if flags & READ_ONLY == 0 && mapping::is_read_only(start, len) {
             return Err(INVALID_VALUE);
         }
         if self.host_range(start, len) != Ok(None) {

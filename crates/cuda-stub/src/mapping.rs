@@ -75,6 +75,18 @@ fn page_size() -> usize {
     usize::try_from(size).expect("a page has a size")
 }
 
+/// Returns whether a byte of the range is in a mapping of this process that cannot be written to.
+pub(crate) fn is_read_only(start: usize, len: usize) -> bool {
+    let mappings = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    // For example `7f12a000-7f12b000 rw-s 00000000 …`.
+    mappings.lines().any(|line| {
+        let mut fields = line.split(['-', ' ']);
+        let mut next = || fields.next().unwrap_or_default();
+        let [from, to] = [next(), next()].map(|it| usize::from_str_radix(it, 16).unwrap_or(0));
+        from < start + len && start < to && !next().contains('w')
+    })
+}
+
 /// Copies as a device would: the bytes at this moment. Ranges may overlap.
 pub(crate) fn copy(from: usize, to: usize, len: usize) {
     let from = ptr::with_exposed_provenance::<u8>(from);

@@ -7,7 +7,7 @@ use crate::status::Status;
 
 /// All keys: lower case in `tload_cuda_stub_set`, upper case after `TLOAD_CUDA_STUB_` in the
 /// environment.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "devices",
     "memory",
     "busy",
@@ -16,6 +16,7 @@ const KEYS: [&str; 12] = [
     "stalled",
     "bandwidth",
     "register_max",
+    "read_only_register",
     "missing",
     "fail",
     "stub_library",
@@ -40,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) bandwidth: u64,
     /// Longest range that can be registered, in bytes.
     pub(crate) register_max: usize,
+    /// Memory that can only be read can be registered, with the flag for that.
+    pub(crate) read_only_register: bool,
     /// Symbols that `cuGetProcAddress_v2` does not find.
     pub(crate) missing: Vec<String>,
     /// `cuInit` behaves as the library of that name in the CUDA toolkit does.
@@ -72,6 +75,7 @@ impl Default for Settings {
             stalled: Vec::new(),
             bandwidth: 0,
             register_max: usize::MAX,
+            read_only_register: true,
             missing: Vec::new(),
             stub_library: false,
             capturing: false,
@@ -115,6 +119,7 @@ impl Settings {
             }
             "bandwidth" => self.bandwidth = value.parse().ok()?,
             "register_max" => self.register_max = value.parse().ok()?,
+            "read_only_register" => self.read_only_register = matches!(value, "1"),
             "missing" => self.missing = items(value).map(str::to_owned).collect(),
             "fail" => self.faults = items(value).map(Fault::parse).collect::<Option<_>>()?,
             "stub_library" => self.stub_library = matches!(value, "1"),

@@ -43,7 +43,7 @@ statuses! {
     NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region";
     _ = 719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure";
     _ = 800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted";
-    _ = 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported";
+    NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported";
     _ = 802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized";
     _ = 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination";
     _ = 999, "CUDA_ERROR_UNKNOWN", "unknown error";

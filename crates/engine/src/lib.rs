@@ -35,8 +35,11 @@
 //!   files and slabs and `DEFER_TASKRUN` where permitted.
 //! * [`PreadEngine`]: threads that call `pread`, or that populate the pages of views.
 //!
+//! [`Copiers`] are threads that copy for engines in crates above, from memory.
+//!
 //! [`Fill`] judges the result of each read, for these and for engines for files in crates above.
 
+mod copiers;
 mod fill;
 mod pread;
 mod priority;
@@ -54,6 +57,7 @@ mod work;
 pub(crate) use tload_base::{crc, error, sync};
 pub(crate) use {tload_memory as memory, tload_storage as storage};
 
+pub use copiers::{Copiers, CopyTask};
 pub use fill::{Fill, Read, Step, Window};
 pub use pread::PreadEngine;
 pub use setup::{EngineSetup, Refusal, RingProbe};

@@ -22,6 +22,7 @@ use super::prefixes::Prefixes;
 use super::region::Region;
 use super::slab::SlotGuard;
 use super::streaming::{copy, copy_streaming};
+use super::target::KeepAlive;
 use crate::crc::Polynomial;
 use crate::sync::Arc;
 
@@ -243,6 +244,37 @@ impl Lease {
             len,
             is_gathered: false,
             prefixes: None,
+            elsewhere: None,
+        }
+    }
+
+    /// Converts a lease whose bytes are in other memory, `len` of them at `start`: nothing is
+    /// written to its window, which is kept with them.
+    ///
+    /// # Safety
+    ///
+    /// They must be initialised, readable while `owner` lives, and nothing may write to them
+    /// meanwhile.
+    pub unsafe fn filled_elsewhere(
+        self,
+        start: NonNull<u8>,
+        len: usize,
+        owner: KeepAlive,
+    ) -> Filled {
+        assert!(
+            len <= self.len,
+            "{len} bytes in place of a window of {}",
+            self.len
+        );
+        Filled {
+            len,
+            is_gathered: false,
+            prefixes: None,
+            elsewhere: Some(Elsewhere {
+                start,
+                _owner: owner,
+            }),
+            lease: self,
         }
     }
 
@@ -346,7 +378,22 @@ pub struct Filled {
     is_gathered: bool,
     /// CRCs that the engine has computed of the bytes.
     prefixes: Option<Prefixes>,
+    /// Memory that the bytes are in, if it is not the window.
+    elsewhere: Option<Elsewhere>,
 }
+
+/// Bytes in memory that no lease owns.
+#[derive(Debug)]
+struct Elsewhere {
+    start: NonNull<u8>,
+    /// Keeps the bytes as they are.
+    _owner: KeepAlive,
+}
+
+// SAFETY: the bytes are only read, which any thread may do, and their owner is `Send`.
+unsafe impl Send for Elsewhere {}
+// SAFETY: as above.
+unsafe impl Sync for Elsewhere {}
 
 impl Filled {
     /// Adds CRCs of the bytes.
@@ -392,6 +439,12 @@ impl Filled {
         self.is_gathered
     }
 
+    /// Returns whether the bytes are in other memory than the window.
+    #[inline]
+    pub fn is_elsewhere(&self) -> bool {
+        self.elsewhere.is_some()
+    }
+
     /// Gives up the bytes, for the window to be filled again.
     #[inline]
     pub fn into_lease(self) -> Lease {
@@ -401,26 +454,29 @@ impl Filled {
     /// Bytes that were read.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer
-        // written to.
-        unsafe { std::slice::from_raw_parts(self.lease.start.as_ptr(), self.len) }
+        let elsewhere = self.elsewhere.as_ref().map(|elsewhere| elsewhere.start);
+        let start = elsewhere.unwrap_or(self.lease.start);
+        // SAFETY: the caller of `assume_filled` or `filled_elsewhere` promised that these bytes are
+        // initialised and no longer written to.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.len) }
     }
 
     /// Bytes that were read, for moving them within the window. Their CRCs are computed anew.
     ///
     /// # Panics
     ///
-    /// For a view.
+    /// For a view, and for bytes elsewhere.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.lease.is_view(), "a load never writes to a view");
+        assert!(!self.is_elsewhere(), "the bytes are not in the window");
         self.prefixes = None;
         // SAFETY: as in `bytes`; only this lease reaches them, and `&mut self` makes the access
         // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lease.start.as_ptr(), self.len) }
     }
 
-    /// Address of the first byte.
+    /// Address of the window.
     #[inline]
     pub fn start(&self) -> usize {
         self.lease.start()

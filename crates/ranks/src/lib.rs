@@ -59,7 +59,7 @@ pub use dispatcher::{Dispatcher, Start, encode};
 pub use group::{Group, MESSAGE_BYTES_MAX};
 #[cfg(loom)]
 pub use holdings::{Holdings, SharedBytes};
-pub use link::{Availability, Joining, Link};
+pub use link::{Availability, Joining, Link, RegionListener};
 pub use local::LocalGroup;
 pub use messages::{RankPlace, RankPlan, RankStatistics, RegionOrigin, Request};
 pub use node::{JoinLimits, Node, Role, Scope, give_up, join, join_timeout_or_default};

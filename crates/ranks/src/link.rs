@@ -5,9 +5,10 @@
 
 mod joining;
 
+use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,6 +36,15 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Number of silences in a row after which the leader has stopped.
 const SILENCES_MAX: usize = 5;
 
+/// Receiver of news about the memory of regions.
+pub trait RegionListener: fmt::Debug + Send + Sync {
+    /// Takes note of a region's memory, before any of its bytes is available.
+    fn shown(&self, region: usize, memory: BorrowedFd<'_>);
+
+    /// Takes note that all uses of a region have ended.
+    fn released(&self, region: usize);
+}
+
 /// Connection to the leader during a load. Dropping it leaves the load.
 #[derive(Debug)]
 pub struct Link {
@@ -51,6 +61,7 @@ struct Inner {
     state: Mutex<State>,
     /// Notified whenever something has changed.
     events: Arc<EventCount>,
+    listener: Option<Arc<dyn RegionListener>>,
     closing: OnceLock<()>,
 }
 
@@ -104,6 +115,21 @@ impl Link {
         users: &[usize],
         is_writable: bool,
     ) -> Result<Self> {
+        Self::begin_with(joining, plan, users, is_writable, None)
+    }
+
+    /// As [`Self::begin`], with a listener.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::begin`].
+    pub fn begin_with(
+        joining: Joining,
+        plan: &RankPlan,
+        users: &[usize],
+        is_writable: bool,
+        listener: Option<Arc<dyn RegionListener>>,
+    ) -> Result<Self> {
         let wake = Wake::new().map_err(cannot_receive)?;
         let inner = Arc::new(Inner {
             channel: joining.channel,
@@ -116,6 +142,7 @@ impl Link {
                 failure: None,
             }),
             events: Arc::default(),
+            listener,
             closing: OnceLock::new(),
         });
         let mut regions = Vec::with_capacity(plan.regions.len());
@@ -290,6 +317,9 @@ fn ended(link: &Weak<Inner>, region: usize, end: ViewEnd) {
         return;
     }
     let view = inner.state.lock().regions[region].view.take();
+    if let Some(listener) = &inner.listener {
+        listener.released(region);
+    }
     drop(view);
     inner.tell(Record::Release { region: number });
     // Notify the lane, which may now have memory for other regions.
@@ -368,7 +398,10 @@ impl Inner {
                     found.view.clone().filter(|_| !is_lost)
                 };
                 if let Some(view) = view {
-                    view.show(memory)?;
+                    view.show(&memory)?;
+                    if let Some(listener) = &self.listener {
+                        listener.shown(region, memory.as_fd());
+                    }
                     self.state.lock().regions[region].is_here = true;
                 }
             }

@@ -26,7 +26,7 @@ pub mod storage;
 
 pub use example_model::ExampleModel;
 #[cfg(target_os = "linux")]
-pub use shared_engine::shared_engine;
+pub use shared_engine::{registered_engine, shared_engine};
 pub use tload_ranks::testing::{Network, nodes_as_threads, ranks_as_threads};
 
 use tload::Tensor;

@@ -9,7 +9,11 @@ use std::time::{Duration, Instant};
 use super::conformance::{EngineRequest, EngineUnderTest};
 use super::ranks_as_threads;
 use tload::OnPeerLoss;
-use tload::internal::engine::{Done, Engine, Job, RereadSetup, SharedSetup, Wait, open_shared};
+use tload::internal::cuda::Context;
+use tload::internal::engine::{
+    Done, Engine, Job, RegisteredSource, RereadSetup, SharedSetup, Wait, open_shared,
+};
+use tload::internal::registered::{RegionListener, RegisteredRegions};
 use tload_base::error::{Error, ErrorKind};
 use tload_base::sync::cancel::CancelFlag;
 use tload_memory::PublishedPool;
@@ -29,13 +33,35 @@ const STEP: usize = 100_000;
 /// Uses of a region: more than a test makes.
 const USES: usize = 1 << 30;
 
-/// Opens the engine of a rank whose leader publishes the sources of `request`, one region each,
-/// while jobs wait for them.
+/// Opens the engine of a rank, with `copiers` threads that copy, whose leader publishes the sources of
+/// `request`, one region each, while jobs wait for them.
 ///
 /// # Panics
 ///
 /// If memory cannot be shared within this process.
-pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
+pub fn shared_engine(request: &EngineRequest<'_>, copiers: usize) -> EngineUnderTest {
+    open(request, copiers, None)
+}
+
+/// As [`shared_engine`], for a rank whose GPU reads the leader's memory directly.
+///
+/// # Panics
+///
+/// As [`shared_engine`].
+pub fn registered_engine(request: &EngineRequest<'_>, context: &Context) -> EngineUnderTest {
+    let regions = RegisteredRegions::new(context, vec![true; request.contents.len()]);
+    let registered = RegisteredSource {
+        regions: Arc::new(regions),
+        gpus: Vec::new(),
+    };
+    open(request, 1, Some(registered))
+}
+
+fn open(
+    request: &EngineRequest<'_>,
+    copiers: usize,
+    registered: Option<RegisteredSource>,
+) -> EngineUnderTest {
     let deadline = Instant::now() + PATIENCE;
     let (dispatcher, mut joining) = meet(deadline);
     let requests = dispatcher.requests(&[0, 1], deadline);
@@ -48,12 +74,17 @@ pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
     let sources: Vec<Vec<u8>> = sources.collect();
     serve(&dispatcher, &sources);
     let plan = joining.plan(deadline).expect("served");
-    let link = Link::begin(joining, &plan, &vec![USES; sources.len()], false).expect("a thread");
+    let listener = registered.as_ref();
+    let listener = listener.map(|it| Arc::clone(&it.regions) as Arc<dyn RegionListener>);
+    let users = vec![USES; sources.len()];
+    let link = Link::begin_with(joining, &plan, &users, false, listener).expect("a thread");
     let setup = SharedSetup {
         plan: Arc::default(),
         link: Arc::new(link),
         regions: (0..sources.len()).collect(),
         depth: request.depth,
+        copiers,
+        registered,
         reread: RereadSetup {
             on_peer_loss: OnPeerLoss::Error,
             is_verified: false,

@@ -130,13 +130,29 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
 /// are no GPUs, or if some of the files are not in memory. `by_pages`: the number depends on the
 /// kind of pages that they are in.
 pub(crate) fn copiers(files: &[ReadFile], gpus: usize, by_pages: bool) -> Option<usize> {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let useful = if by_pages {
         copier_count::by_pages(Cores::here(), Pages::of(files), gpus)
     } else {
-        (cores - cores / 4).min(COPIERS_PER_GPU * gpus).max(2)
+        copiers_of_host().min(COPIERS_PER_GPU * gpus).max(2)
     };
     (gpus > 0 && files.iter().all(ReadFile::is_copied)).then_some(useful)
+}
+
+/// Returns the number of threads that copy for one of `ranks` ranks of this machine, which copy at
+/// the same time.
+pub(crate) fn copiers_of_rank(ranks: usize) -> usize {
+    share_of(copiers_of_host(), ranks)
+}
+
+fn share_of(copiers: usize, ranks: usize) -> usize {
+    (copiers / ranks.max(1)).clamp(1, COPIERS_PER_GPU)
+}
+
+/// Returns the number of threads of this machine that copy without taking the cores of lanes and
+/// callers.
+fn copiers_of_host() -> usize {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    cores - cores / 4
 }
 
 /// Opens the engine of a rank that another rank reads for.
@@ -144,7 +160,7 @@ pub fn open_shared(setup: &Arc<SharedSetup>) -> OpenedEngine {
     OpenedEngine {
         engine: Box::new(SharedEngine::open(setup)),
         name: "shared",
-        features: Vec::new(),
+        features: setup.features(),
         refusal: None,
     }
 }
@@ -226,6 +242,13 @@ fn pread_threads(setup: &EngineSetup) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_share_copiers() {
+        let threads = [1, 2, 3, 8, 100].map(|ranks| share_of(24, ranks));
+        assert_eq!(threads, [12, 12, 8, 3, 1]);
+        assert_eq!([0, 2].map(|copiers| share_of(copiers, 0)), [1, 2]);
+    }
 
     #[test]
     fn lanes_share_threads() {

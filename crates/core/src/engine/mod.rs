@@ -7,8 +7,9 @@
 //!   from the page cache to GPUs, and without rings.
 //! * `map`: the threads of `pread` populate the pages of views; nothing is copied. Used with
 //!   `cache=map`.
-//! * `shared`: waits for the leader of the node, shows its memory or copies from it. Used for what
-//!   several ranks want.
+//! * `shared`: waits for the leader of the node, shows its memory or copies from it, by threads of
+//!   its own: those of the machine, divided by the ranks. GPUs may read it without a copy. Used for
+//!   what several ranks want.
 //! * `remote`: receives from other nodes what several of them want.
 //! * `object`: ranged requests on shared network threads, streamed into leases. Used for object
 //!   stores, on one lane per store beside the lanes of files.
@@ -29,13 +30,13 @@ mod shared;
 mod tokio_uring;
 
 pub use choose::{EngineKind, OpenedEngine, are_copied, available, choose, open, open_shared};
-pub(crate) use choose::{copiers, open_remote};
+pub(crate) use choose::{copiers, copiers_of_rank, open_remote};
 pub(crate) use object::open_cached;
 pub use object::open_objects;
 pub use object_setup::ObjectSetup;
 pub(crate) use remote::{RemoteSetup, RemoteSource};
 pub use reread::{RereadSetup, StorageEngines};
-pub use shared::SharedSetup;
+pub use shared::{RegisteredSource, SharedSetup};
 #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
 use tload_tokio_uring as tokio_uring;
 

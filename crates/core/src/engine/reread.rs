@@ -139,6 +139,11 @@ pub(super) trait Waiting: Engine {
     /// Notified when a job may have ended.
     fn events(&self) -> &EventCount;
 
+    /// Returns whether threads of the engine copy, which notify [`Self::events`] soon.
+    fn is_copying(&self) -> bool {
+        false
+    }
+
     /// Ends the jobs that other ranks have ended, or begins to read them.
     fn look(&mut self, done: &mut Vec<Done>);
 }
@@ -154,8 +159,10 @@ pub(super) fn reap(waiting: &mut impl Waiting, wait: Wait, done: &mut Vec<Done>)
         engine.reap(Wait::No, done);
     }
     if done.len() == before && wait == Wait::ForOne && waiting.in_flight() > 0 {
+        let is_copying = waiting.is_copying();
         let mut engines = waiting.rereads().engines();
-        if let Some(engine) = engines.find(|engine| engine.in_flight() > 0) {
+        // Storage may take long, and copies do not.
+        if let Some(engine) = engines.find(|engine| !is_copying && engine.in_flight() > 0) {
             engine.reap(Wait::ForOne, done);
         } else {
             drop(engines);

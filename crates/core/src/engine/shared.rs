@@ -1,8 +1,8 @@
 //! Engine of a rank that another rank reads for: fills jobs from shared memory.
 //!
 //! A window that is a view of the shared memory is filled once the leader says so; into any other
-//! window the bytes are copied. Regions that the leader does not keep for this rank are read from
-//! storage by the engines of a load without a group.
+//! window the bytes are copied, by threads of the engine. Regions that the leader does not keep for
+//! this rank are read from storage by the engines of a load without a group.
 
 #![expect(
     unsafe_code,
@@ -15,11 +15,14 @@ use std::sync::Arc;
 use super::reread::{self, RereadSetup, Rereads, Waiting, fell_behind};
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Filled, SharedView};
 use crate::plan::Plan;
 use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
+use tload_engine::Copiers;
 use tload_ranks::{Availability, Link};
+use tload_registered::RegisteredRegions;
 
 /// Configuration of a shared engine.
 pub struct SharedSetup {
@@ -31,6 +34,10 @@ pub struct SharedSetup {
     pub regions: Vec<usize>,
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
+    /// Number of threads that copy; with one, the lane's own.
+    pub copiers: usize,
+    /// Memory of regions that GPUs read without a copy to the lease.
+    pub registered: Option<RegisteredSource>,
     /// Reads in place of a leader that is lost.
     pub reread: RereadSetup,
 }
@@ -44,11 +51,21 @@ impl fmt::Debug for SharedSetup {
     }
 }
 
+/// Registered memory of regions, and where it may be used.
+#[derive(Clone, Debug)]
+pub struct RegisteredSource {
+    /// Regions whose memory is registered.
+    pub regions: Arc<RegisteredRegions>,
+    /// By destination of the plan: its sinks copy to a GPU.
+    pub gpus: Vec<bool>,
+}
+
 /// Engine that waits for the leader of a node.
 pub(super) struct SharedEngine {
     setup: Arc<SharedSetup>,
     /// Jobs that wait for the leader.
     waiting: Vec<Job>,
+    copiers: Copiers,
     rereads: Rereads,
 }
 
@@ -57,51 +74,49 @@ impl SharedEngine {
         Self {
             setup: Arc::clone(setup),
             waiting: Vec::new(),
+            copiers: Copiers::new(setup.copiers, Arc::clone(setup.link.events())),
             rereads: Rereads::default(),
         }
     }
 
     /// Fills a job from shared memory that holds its bytes.
-    fn receive(&self, job: Job, region: usize) -> Done {
-        let plan = &*self.setup.plan;
-        let extent = plan.extents.get(job.extent);
-        let slice = extent.and_then(|extent| Some((extent, plan.slice_in(extent)?)));
-        let received_bytes = slice.map_or(job.needed, |(_, piece)| piece.len) as u64;
-        let result = if job.lease.is_view() {
+    fn receive(&mut self, mut job: Job, region: usize, done: &mut Vec<Done>) {
+        if job.lease.is_view() {
+            let received_bytes = job.needed as u64;
             // SAFETY: the lease is a view of this region, whose bytes the leader has filled and
             // does not write again.
-            Ok(unsafe { job.lease.assume_filled(job.needed) })
-        } else {
-            let start = usize::try_from(job.offset).expect("inside a mapping");
-            self.view(region).map(|view| {
-                // SAFETY: the view shows a region whose bytes the leader has filled and does not
-                // write again.
-                let bytes = unsafe { view.bytes(start..start + job.needed) };
-                let filled = match slice {
-                    None => job.lease.fill_from(bytes),
-                    // Copy only the rows of the slice: the whole tensor may be many times as long.
-                    Some((extent, _)) => {
-                        let mut lease = job.lease;
-                        plan.gather_from(extent, bytes, lease.bytes_mut(0..job.needed));
-                        lease.written(job.needed).gathered()
-                    }
-                };
-                view.user_done();
-                filled
-            })
-        };
-        Done {
-            extent: job.extent,
-            result,
-            window: None,
-            transfer: Transfer {
-                received_bytes,
-                ..Transfer::default()
-            },
+            let filled = unsafe { job.lease.assume_filled(job.needed) };
+            done.push(received(job.extent, filled, received_bytes));
+            return;
         }
+        let view = match self.view(region) {
+            Ok(view) => view,
+            Err(error) => {
+                done.push(Done::failed(job.extent, error));
+                return;
+            }
+        };
+        if self.setup.goes_to_gpu(job.extent)
+            && let Some(registered) = &self.setup.registered
+        {
+            let start = usize::try_from(job.offset).expect("inside a mapping");
+            let range = start..start + job.needed;
+            // SAFETY: the leader has filled these bytes, and writes there again only once no view
+            // shows them.
+            match unsafe { registered.regions.fill(region, range, &view, job.lease) } {
+                Ok(filled) => {
+                    done.push(received(job.extent, filled, job.needed as u64));
+                    return;
+                }
+                Err(lease) => job.lease = lease,
+            }
+        }
+        let (setup, extent) = (Arc::clone(&self.setup), job.extent);
+        self.copiers
+            .copy(extent, Box::new(move || copy(&setup, &view, job)), done);
     }
 
-    fn view(&self, region: usize) -> Result<Arc<crate::memory::SharedView>> {
+    fn view(&self, region: usize) -> Result<Arc<SharedView>> {
         let view = self.setup.link.view(region);
         view.ok_or_else(|| Error::new(ErrorKind::Io, "a shared region was released too early"))
     }
@@ -125,6 +140,62 @@ impl SharedEngine {
     }
 }
 
+impl SharedSetup {
+    /// Returns what the engine uses, for the report.
+    pub(super) fn features(&self) -> Vec<String> {
+        let registered = self.registered.iter();
+        registered.map(|_| "registered_memory".to_owned()).collect()
+    }
+
+    /// Returns whether a sink copies all bytes of a job to a GPU, as they are.
+    fn goes_to_gpu(&self, extent: usize) -> bool {
+        let plan = &*self.plan;
+        plan.extents.get(extent).is_none_or(|extent| {
+            let destination = plan.regions[extent.region].destination;
+            let registered = self.registered.as_ref();
+            let is_gpu = registered.and_then(|it| it.gpus.get(destination).copied());
+            is_gpu.unwrap_or(false) && plan.slice_in(extent).is_none()
+        })
+    }
+}
+
+/// Copies the bytes of a job from the view of its region, which holds them, unless the load is over.
+fn copy(setup: &SharedSetup, view: &SharedView, mut job: Job) -> Done {
+    if setup.reread.cancel.is_cancelled() {
+        return Done::failed(job.extent, cancelled());
+    }
+    let plan = &*setup.plan;
+    let extent = plan.extents.get(job.extent);
+    let slice = extent.and_then(|extent| Some((extent, plan.slice_in(extent)?)));
+    let start = usize::try_from(job.offset).expect("inside a mapping");
+    // SAFETY: the view shows a region whose bytes the leader has filled and does not write again.
+    let bytes = unsafe { view.bytes(start..start + job.needed) };
+    let received_bytes = slice.map_or(job.needed, |(_, piece)| piece.len) as u64;
+    let filled = match slice {
+        None => job.lease.fill_from(bytes),
+        // Copy only the rows of the slice: the whole tensor may be many times as long.
+        Some((extent, _)) => {
+            plan.gather_from(extent, bytes, job.lease.bytes_mut(0..job.needed));
+            job.lease.written(job.needed).gathered()
+        }
+    };
+    view.user_done();
+    received(job.extent, filled, received_bytes)
+}
+
+/// Returns the result of a job that is filled from shared memory.
+fn received(extent: usize, filled: Filled, received_bytes: u64) -> Done {
+    Done {
+        extent,
+        result: Ok(filled),
+        window: None,
+        transfer: Transfer {
+            received_bytes,
+            ..Transfer::default()
+        },
+    }
+}
+
 impl Waiting for SharedEngine {
     fn setup(&self) -> &RereadSetup {
         &self.setup.reread
@@ -138,7 +209,12 @@ impl Waiting for SharedEngine {
         self.setup.link.events()
     }
 
+    fn is_copying(&self) -> bool {
+        self.copiers.in_flight() > 0
+    }
+
     fn look(&mut self, done: &mut Vec<Done>) {
+        self.copiers.take(done);
         let mut still = Vec::with_capacity(self.waiting.len());
         for job in std::mem::take(&mut self.waiting) {
             let region = self.setup.regions[job.source];
@@ -149,7 +225,7 @@ impl Waiting for SharedEngine {
                 continue;
             }
             match self.setup.link.availability(region, &range) {
-                Availability::Filled => done.push(self.receive(job, region)),
+                Availability::Filled => self.receive(job, region, done),
                 Availability::Pending => still.push(job),
                 Availability::Gone if self.setup.reread.is_verified => {
                     done.push(Done::failed(job.extent, fell_behind()));
@@ -171,7 +247,7 @@ impl Engine for SharedEngine {
     }
 
     fn in_flight(&self) -> usize {
-        self.waiting.len() + self.rereads.in_flight()
+        self.waiting.len() + self.copiers.in_flight() + self.rereads.in_flight()
     }
 
     fn submit(&mut self, job: Job) {
@@ -197,6 +273,7 @@ impl fmt::Debug for SharedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedEngine")
             .field("waiting", &self.waiting.len())
+            .field("copiers", &self.copiers)
             .finish_non_exhaustive()
     }
 }

@@ -120,14 +120,15 @@ impl FileGroup {
 
     /// Returns the number of threads that copy the files for GPUs, if that is the best way to read
     /// them. If bytes of the page cache are verified, it is not: lanes do that, so there should be
-    /// several.
-    fn copiers(&self, options: &LoadOptions, gpus: usize) -> Option<usize> {
+    /// several. Their number is `fixed`, if it is set.
+    fn copiers(&self, options: &LoadOptions, gpus: usize, fixed: Option<usize>) -> Option<usize> {
         let in_memory = |file: &ReadFile| file.source().file_system().in_memory;
         let by_threads = matches!(options.engine, EngineChoice::Auto | EngineChoice::Pread);
         let by_one_lane = options.verify == Verify::Off || self.files.iter().all(in_memory);
         (by_threads && by_one_lane)
             .then(|| engine::copiers(&self.files, gpus, options.trial.nice))
             .flatten()
+            .map(|copiers| fixed.unwrap_or(copiers))
     }
 
     /// Opens an engine for single reads, which must be the requested one if it `is_required`.
@@ -163,12 +164,12 @@ impl SourceGroup for FileGroup {
     }
 
     fn limits(&self, request: &LimitsRequest<'_>) -> Limits {
-        let copiers = self.copiers(request.options, request.gpus);
+        let copiers = self.copiers(request.options, request.gpus, request.copiers);
         self.limits_by(self.files.iter().map(ReadFile::hints), copiers, request)
     }
 
     fn lanes(&self, context: &LaneContext<'_>, _needed_bytes: u64) -> GroupLanes {
-        let copiers = self.copiers(context.options, context.gpus);
+        let copiers = self.copiers(context.options, context.gpus, context.copiers);
         let checks = context.options.verify != Verify::Off || context.scatters;
         let (engine, count) = self.lanes_by(copiers, checks, context);
         GroupLanes {

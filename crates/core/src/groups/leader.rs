@@ -10,7 +10,7 @@ use super::opening::OPENED_AT_A_TIME;
 use super::reread::reread;
 use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup};
 use crate::checkpoint::{OpenedCheckpoint, Shard};
-use crate::engine::{self, OpenedEngine, SharedSetup};
+use crate::engine::{self, OpenedEngine, RegisteredSource, SharedSetup};
 use crate::error::Result;
 use crate::load::destinations::{Destination, Destinations};
 use crate::options::LoadOptions;
@@ -19,7 +19,8 @@ use crate::schedule::LaneCount;
 use crate::storage::{ReadHints, Source};
 use crate::sync::parallel::parallel_map;
 use tload_ranks::{Joining, Link};
-use tload_ranks::{RankPlan, RegionOrigin};
+use tload_ranks::{RankPlan, RegionListener, RegionOrigin};
+use tload_registered::RegisteredRegions;
 
 /// Hints on shared memory that tensors show: windows are whole pages, so that a rank can replace
 /// single pages.
@@ -48,6 +49,8 @@ const COPIED_HINTS: ReadHints = ReadHints {
 pub(crate) struct Shares {
     pub(crate) plan: RankPlan,
     pub(crate) joining: Joining,
+    /// Number of ranks of the node, which copy at the same time.
+    pub(crate) ranks: usize,
     /// Bytes that the rank reads in place of the leader.
     pub(crate) reread_bytes: Arc<AtomicU64>,
 }
@@ -69,6 +72,9 @@ pub(crate) struct Regions {
 pub(crate) struct LeaderGroup {
     pub(crate) link: Arc<Link>,
     regions: Regions,
+    ranks: usize,
+    /// Registered memory of the regions, or the reason why there is none although it was requested.
+    registered: Result<Option<RegisteredSource>, String>,
     reread_bytes: Arc<AtomicU64>,
     /// All regions of the node's plan.
     origins: Vec<RegionOrigin>,
@@ -142,10 +148,26 @@ impl LeaderGroup {
         let is_host = |destination: &Destination| matches!(destination, Destination::Host);
         let is_writable =
             options.private.unwrap_or(true) && destinations.list().iter().any(is_host);
-        let link = Link::begin(shares.joining, &shares.plan, &users, is_writable)?;
+        let registered = if options.trial.register {
+            let mut wanted = vec![false; shares.plan.regions.len()];
+            for region in &plan.regions {
+                if let Some(index) = region.source.checked_sub(first_source) {
+                    wanted[regions.numbers[index]] |= is_read_by_gpu(plan, destinations, region);
+                }
+            }
+            register(destinations, wanted)
+        } else {
+            Ok(None)
+        };
+        let listener = registered.as_ref().ok().and_then(Option::as_ref);
+        let listener = listener.map(|it| Arc::clone(&it.regions) as Arc<dyn RegionListener>);
+        let plans = &shares.plan;
+        let link = Link::begin_with(shares.joining, plans, &users, is_writable, listener)?;
         Ok(Self {
             link: Arc::new(link),
             regions,
+            ranks: shares.ranks,
+            registered,
             reread_bytes: shares.reread_bytes,
             origins: shares.plan.regions,
             first_source,
@@ -156,6 +178,14 @@ impl LeaderGroup {
     /// Returns whether the rank takes anything from the leader.
     pub(crate) fn has_regions(&self) -> bool {
         !self.regions.numbers.is_empty()
+    }
+
+    /// Sets the maximum of the registered bytes that are kept for regions to come.
+    pub(crate) fn keep_registered(&self, idle_bytes_max: u64) {
+        if let Ok(Some(registered)) = &self.registered {
+            let bytes = usize::try_from(idle_bytes_max).unwrap_or(usize::MAX);
+            registered.regions.keep(bytes);
+        }
     }
 
     /// Returns the region of the node that a source of the load is, if it is one.
@@ -197,6 +227,8 @@ impl SourceGroup for LeaderGroup {
             link: Arc::clone(&self.link),
             regions: self.regions.numbers.clone(),
             depth: context.depth(),
+            copiers: (context.copiers).unwrap_or_else(|| engine::copiers_of_rank(self.ranks)),
+            registered: self.registered.clone().unwrap_or_default(),
             reread: reread(
                 &self.checkpoint,
                 &self.origins,
@@ -207,7 +239,7 @@ impl SourceGroup for LeaderGroup {
         };
         GroupLanes {
             engine: Arc::new(LeaderEngine(Arc::new(setup))),
-            // One lane copies the bytes that tensors cannot show in place.
+            // One lane is enough, because other threads copy what tensors cannot show in place.
             count: LaneCount::fixed(1),
         }
     }
@@ -220,6 +252,15 @@ impl SourceGroup for LeaderGroup {
         // The leader reads in file order and keeps what it has read, so ranks take regions in file
         // order too. A rank that waited for later regions first could wait forever.
         true
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let refusal = match &self.registered {
+            Ok(registered) => registered.as_ref().and_then(|it| it.regions.refusal()),
+            Err(reason) => Some(reason.clone()),
+        };
+        let note = |reason| format!("the GPU does not read the leader's memory directly: {reason}");
+        refusal.map(note).into_iter().collect()
     }
 
     /// Checks the files that the regions are of.
@@ -243,6 +284,40 @@ impl OpenEngine for LeaderEngine {
         let leader = self.0.link.leader();
         format!("rank {leader} reads for the ranks of this node")
     }
+}
+
+/// Prepares the registration of the `wanted` regions, if a GPU reads any.
+///
+/// # Errors
+///
+/// Returns the reason if a GPU cannot read such memory.
+fn register(
+    destinations: &Destinations,
+    wanted: Vec<bool>,
+) -> Result<Option<RegisteredSource>, String> {
+    let (Some(context), true) = (destinations.gpu(), wanted.contains(&true)) else {
+        return Ok(None);
+    };
+    // Registrations are kept in the part of the budget that host tensors do not take.
+    if !destinations.list().iter().all(Destination::is_gpu) {
+        return Err("some tensors go to host memory".to_owned());
+    }
+    let mut contexts = destinations.contexts();
+    if let Some(other) = contexts.find(|it| !it.registers_read_only()) {
+        return Err(RegisteredRegions::unsupported(other));
+    }
+    Ok(Some(RegisteredSource {
+        regions: Arc::new(RegisteredRegions::new(context, wanted)),
+        gpus: (destinations.list().iter())
+            .map(Destination::is_gpu)
+            .collect(),
+    }))
+}
+
+/// Returns whether a GPU can read a region from shared memory as it is.
+fn is_read_by_gpu(plan: &Plan, destinations: &Destinations, region: &RegionPlan) -> bool {
+    let first = &plan.extents[region.extents.start];
+    destinations.list()[region.destination].is_gpu() && plan.slice_in(first).is_none()
 }
 
 /// Returns the number of uses that a region makes of the shared memory that it comes from: one if

@@ -151,6 +151,8 @@ pub(crate) struct LimitsRequest<'a> {
     pub(crate) window: usize,
     /// Number of GPUs that tensors go to.
     pub(crate) gpus: usize,
+    /// Number of threads that copy for them, if it does not follow from the machine and the files.
+    pub(crate) copiers: Option<usize>,
     /// Reads go into fresh memory of the load, as much as fits: they may start with more in flight.
     pub(crate) is_deep: bool,
 }
@@ -162,6 +164,8 @@ pub(crate) struct LaneContext<'a> {
     pub(crate) limits: &'a Limits,
     /// Number of GPUs that tensors go to.
     pub(crate) gpus: usize,
+    /// Number of threads that copy for them, if it does not follow from the machine and the files.
+    pub(crate) copiers: Option<usize>,
     /// Lanes scatter what they read.
     pub(crate) scatters: bool,
     /// Memory that reads take place in, if it lives as long as the load.

@@ -86,6 +86,13 @@ impl DeviceRules {
     }
 }
 
+impl Destination {
+    /// Returns whether tensors go to the memory of a GPU.
+    pub(crate) fn is_gpu(&self) -> bool {
+        matches!(self, Self::Cuda(_) | Self::CudaTargets(_))
+    }
+}
+
 impl Destinations {
     /// Creates destinations with everything in host memory of the load, for measuring reads.
     pub(crate) fn host(tensors: &[TensorInfo]) -> Self {
@@ -268,7 +275,8 @@ impl Destinations {
             .len()
     }
 
-    fn contexts(&self) -> impl Iterator<Item = &Context> {
+    /// Returns the GPUs, one for each destination in their memory.
+    pub(crate) fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.list
             .iter()
             .filter_map(|destination| match destination {

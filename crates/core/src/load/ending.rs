@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::check::Check;
 use super::distributed::Joined;
+use super::near_gpu::NearGpu;
 use super::outputs::Complete;
 use super::pipeline::Feed;
 use super::stream::LastSteps;
@@ -36,6 +37,8 @@ pub(super) struct LoadEnd {
     pub(super) sources: Arc<Sources>,
     /// The part that the leader of the node reads.
     pub(super) leader: Option<Arc<LeaderGroup>>,
+    /// CPUs for the threads of the load, if they are chosen.
+    pub(super) near_gpu: Option<Arc<NearGpu>>,
     pub(super) check: Option<Arc<Check>>,
     /// Completes a report with what only the destinations know.
     pub(super) destinations: Complete,
@@ -97,6 +100,8 @@ impl LastSteps for LoadEnd {
         let (retries, reason) = self.sources.opening_retries();
         report.set_opening_retries(retries, reason);
         report.notes.extend(self.sources.notes());
+        let near_gpu = self.near_gpu.iter();
+        report.notes.extend(near_gpu.filter_map(|it| it.note()));
         if let Some(joined) = &self.joined {
             joined.complete(report);
         }

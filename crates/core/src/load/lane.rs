@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::near_gpu::NearGpu;
 use super::pipeline::{self, Feed, LaneWork};
 use crate::engine::{Engine, Refusal};
 use crate::error::{Error, ErrorKind, Result};
@@ -39,6 +40,8 @@ pub(crate) struct LaneSetup {
     /// Copies to GPUs end while the lane naps: naps are short.
     pub(crate) naps_shortly: bool,
     pub(crate) counters: Arc<Counters>,
+    /// CPUs for the lane and the threads of its engine.
+    pub(crate) near_gpu: Option<Arc<NearGpu>>,
 }
 
 /// Engine that a lane has opened. The engines of several lanes are merged into one.
@@ -281,6 +284,10 @@ fn run<S: Sink>(
     if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {
         return Ok(());
     }
+    // The engine's threads are started by this one, so they run on the same CPUs.
+    if let Some(near_gpu) = &setup.near_gpu {
+        near_gpu.bind();
+    }
     let engine = setup.open();
     // A lane whose engine gets no threads is left out; a GPU that fails concerns all lanes.
     let is_needed = setup.index == 0 || engine.is_ok();
@@ -412,6 +419,7 @@ mod tests {
             lanes: 1,
             naps_shortly: false,
             counters: Arc::default(),
+            near_gpu: None,
         };
         let lanes = [
             (0, 0, true),

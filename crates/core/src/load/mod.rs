@@ -20,6 +20,7 @@ pub(crate) mod ending;
 pub(crate) mod lane;
 pub(crate) mod load_target;
 pub(crate) mod metrics;
+pub(crate) mod near_gpu;
 mod on_thread;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;

@@ -105,6 +105,9 @@ impl Outputs {
         };
         let host = host_index(destinations);
         let budget = demand.host(host, destinations.staged(), options)?;
+        if let Some(leader) = &prepared.leader {
+            leader.keep_registered(idle_registered(&budget, options));
+        }
         let device_budgets = device_budgets(&demand, prepared, options)?;
         let host_regions = host.into_iter().flat_map(|host| demand.regions_of(host));
         let host_bytes = host_regions
@@ -147,6 +150,16 @@ impl Outputs {
             events,
             gate,
         })
+    }
+}
+
+/// Returns the bytes of shared memory that a rank may keep registered although no region uses them:
+/// what its slots leave of its budget, since the leader may have freed that memory.
+fn idle_registered(budget: &HostBudget, options: &LoadOptions) -> u64 {
+    if options.memory_limit.is_some() {
+        budget.pool
+    } else {
+        RANK_MEMORY_LIMIT.saturating_sub(budget.slot * budget.slots)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::budget::{MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::Destinations;
 use super::lane::LaneSetup;
+use super::near_gpu::NearGpu;
 use super::packing::RegionNeed;
 use super::pipeline::Feed;
 use super::source_table::{Others, SourceTable};
@@ -41,6 +42,8 @@ pub(crate) struct Prepared {
     has_nodes: bool,
     /// Number of equal parts of the caller's memory limit, of which this load has one.
     pub(crate) limit_divisor: u64,
+    /// CPUs for the threads of the load, if they are chosen.
+    pub(crate) near_gpu: Option<Arc<NearGpu>>,
     /// Default budget of a GPU, in bytes, unless a tensor is large.
     pub(crate) device_budget: u64,
     /// Lanes scatter what they read.
@@ -50,7 +53,8 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Opens the sources of `tensors` and plans their reads.
+    /// Opens the sources of `tensors` and plans their reads. `ranks` load at the same time on this
+    /// machine, as far as is known.
     ///
     /// # Errors
     ///
@@ -62,6 +66,7 @@ impl Prepared {
         mut destinations: Destinations,
         options: &LoadOptions,
         others: Option<Others>,
+        ranks: usize,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
         if options.cache == CacheMode::Map {
@@ -95,10 +100,15 @@ impl Prepared {
         let mut plan = plan::build(&wanted, &layouts, &arrangements);
         plan.renumber(&numbers);
         let has_nodes = table.has_nodes();
+        let near_gpu = (options.trial.numa)
+            .then(|| NearGpu::new(&destinations, ranks))
+            .flatten();
+        let copiers = near_gpu.as_ref().map(|near_gpu| near_gpu.copiers());
         let (sources, leader) = table.begin(checkpoint, &plan, &destinations, options)?;
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
-            limits: limits(&sources, &plan, options, &destinations),
+            limits: limits(&sources, &plan, options, &destinations, copiers),
+            near_gpu,
             sources: Arc::new(sources),
             tensors,
             plan: Arc::new(plan),
@@ -221,6 +231,7 @@ impl Prepared {
                 plan: &self.plan,
                 limits,
                 gpus: self.destinations.gpus(),
+                copiers: self.near_gpu.as_ref().map(|near_gpu| near_gpu.copiers()),
                 scatters: self.scatters,
                 slab,
                 cancel: feed.cancel(),
@@ -236,6 +247,7 @@ impl Prepared {
                 lanes: count.when_begins(index),
                 naps_shortly: options.trial.nice,
                 counters: Arc::clone(counters),
+                near_gpu: self.near_gpu.clone(),
             }));
             counts.push(count);
         }
@@ -291,6 +303,7 @@ fn limits(
     plan: &Plan,
     options: &LoadOptions,
     destinations: &Destinations,
+    copiers: Option<usize>,
 ) -> Vec<Limits> {
     let (members, groups) = (sources.members(), sources.groups());
     let is_received = groups.iter().any(|group| group.is_received());
@@ -301,6 +314,7 @@ fn limits(
             options,
             window: own.map(|extent| extent.window).max().unwrap_or(0),
             gpus: destinations.gpus(),
+            copiers,
             is_deep: destinations.fills_own_memory() && !is_received,
         })
     };

@@ -113,6 +113,7 @@ impl Loader {
                 counters: Arc::clone(&counters),
                 sources: Arc::clone(&prepared.sources),
                 leader: prepared.leader.clone(),
+                near_gpu: prepared.near_gpu.clone(),
                 check,
                 destinations: outputs.complete,
                 joined,
@@ -158,7 +159,15 @@ impl Loader {
         let divisor = (joined.as_ref()).map_or(1, |joined| joined.limit_divisor(is_shared));
         let options = self.options.with_divided_memory(divisor);
         let destinations = destinations.measured(allocator)?;
-        let mut prepared = Prepared::new(&self.checkpoint, selected, destinations, &options, part)?;
+        let ranks = (joined.as_ref()).map_or(1, |joined| joined.report.node_ranks.len());
+        let mut prepared = Prepared::new(
+            &self.checkpoint,
+            selected,
+            destinations,
+            &options,
+            part,
+            ranks,
+        )?;
         prepared.limit_divisor = divisor;
         Ok((prepared, options, joined))
     }

@@ -4,15 +4,21 @@
 //! Ranks are threads where all of them live, which also shows all that they pin, and processes
 //! where one dies.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustix::process::Signal;
+use tload::internal::Trial;
+use tload::internal::cuda::Context;
+use tload::internal::memory::SharedMemory;
+use tload::internal::registered::{RegionListener, RegisteredRegions, RegisteredUsage};
 use tload::ranks::finish_serving;
 use tload::{
-    Device, Error, ErrorKind, Group, Indices, LoadOptions, Loader, LocalGroup, Order, Report,
-    Result, Slice, Tensor, TensorStream,
+    Device, DeviceMap, Error, ErrorKind, Group, Indices, LoadOptions, Loader, LocalGroup, Order,
+    Report, Result, Slice, Tensor, TensorStream,
 };
+use tload_testing::conformance::engine_suite_within_sources;
 use tload_testing::ranks_as_threads;
 
 use crate::allocators::Ordered;
@@ -204,9 +210,204 @@ fn tight_budgets_of_the_caller_never_deadlock() {
     }
 }
 
+/// Options of a rank with these variants, and so much memory for the node, MiB.
+fn within(limit: usize, trial: Trial) -> LoadOptions {
+    options(|it| {
+        it.memory_limit = Some((limit * MIB) as u64);
+        it.trial = trial;
+    })
+}
+
+/// Options of a rank that registers its leader's memory and keeps the registrations.
+fn registering() -> LoadOptions {
+    within(512, "register".parse().expect("valid"))
+}
+
+fn are_noted(report: &Report, text: &str) -> bool {
+    report.notes.iter().any(|note| note.contains(text))
+}
+
+#[test]
+fn gpus_read_registered_memory_of_the_leader_without_staging() {
+    let files = Files::even(1, 192, MIB);
+    // All of it fits; regions take the place of earlier ones, whose registrations are kept; and
+    // there is no room to keep any.
+    for limit in [512, 256, 64] {
+        let options = within(limit, registering().trial);
+        let cuda = cuda();
+        cuda.stub.set("copy_delay_us", "100");
+        assert_direct(
+            &cuda,
+            &files,
+            &load_all(2, &files, |_, it| it.options(options.clone())),
+        );
+    }
+}
+
+/// Asserts that all bytes are right, and that GPUs read them from the leader's memory.
+fn assert_direct(cuda: &Cuda, files: &Files, loaded: &[(Vec<Tensor>, Report)]) {
+    for (tensors, report) in loaded {
+        files.assert_all(tensors);
+        assert!(report.received_bytes >= files.total(), "{report}");
+        let features = &report.engine.features;
+        assert!(features.contains(&"registered_memory".to_owned()));
+        assert!(!are_noted(report, "does not read"), "{report}");
+    }
+    assert_read_once(loaded);
+    let copies: u64 = loaded.iter().map(|(_, it)| it.devices[0].copies).sum();
+    assert_eq!(cuda.stub.count("pageable_copies"), 0);
+    let direct = cuda.stub.count("read_only_copies");
+    assert_eq!(u64::try_from(direct), Ok(copies), "none from slots");
+}
+
+#[test]
+fn slices_of_columns_are_right_with_registered_memory() {
+    let (rows, columns) = (4096, 512);
+    let mut files = Files::matrices(2, rows, columns);
+    let bytes_of_large = tload_testing::fixtures::Rng::new(9).bytes(3 * MIB);
+    let large = (
+        "large".to_owned(),
+        tload::Dtype::U8,
+        3 * MIB,
+        bytes_of_large,
+    );
+    files.shard("1", vec![large], None);
+    let cuda = cuda();
+    let slice = |rank| of_columns(rows, columns, rank, 2);
+    let loaded = load_all(2, &files, |rank, it| {
+        let it = it.options(registering());
+        it.slices(both(&slice(rank)))
+    });
+    for (rank, (tensors, _)) in loaded.iter().enumerate() {
+        let wanted = on_host(&files, both(&slice(rank)));
+        assert_eq!(tensors.len(), 3);
+        for tensor in tensors {
+            let wanted = wanted.iter().find(|it| it.name() == tensor.name());
+            let wanted = wanted.expect("loaded too");
+            assert!(bytes(tensor) == wanted.bytes(), "{}", tensor.name());
+        }
+    }
+    assert!(cuda.stub.count("read_only_copies") > 0, "the large tensor");
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_copied_and_noted() {
+    for (key, value, reason) in [
+        ("read_only_register", "0", "cannot read registered memory"),
+        // The slabs of both ranks come first.
+        ("fail", "cuMemHostRegister_v2:2:3", "cannot pin memory"),
+    ] {
+        let cuda = cuda();
+        cuda.stub.set(key, value);
+        let files = Files::even(3, 24, MIB);
+        let loaded = load_all(2, &files, |_, it| it.options(registering()));
+        for (tensors, _) in &loaded {
+            files.assert_all(tensors);
+        }
+        let noted = loaded.iter().filter(|(_, it)| are_noted(it, reason));
+        assert!(noted.count() > 0, "{}", loaded[0].1);
+        assert_eq!(cuda.stub.count("pageable_copies"), 0);
+    }
+}
+
+/// All tensors on the host and on the GPU come from the same regions.
+#[test]
+fn rank_with_host_tensors_copies() {
+    let cuda = cuda();
+    let files = Files::even(4, 24, MIB);
+    let loaded = load_all(2, &files, |_, it| {
+        let it = it.options(registering());
+        let map = DeviceMap::new([("t1", Device::Cpu), ("t20", Device::Cpu)]);
+        it.device_map(map.expect("valid"))
+    });
+    for (tensors, report) in &loaded {
+        files.assert_all(tensors);
+        assert!(are_noted(report, "some tensors go to host memory"));
+    }
+    assert_eq!(cuda.stub.count("read_only_copies"), 0);
+}
+
+#[test]
+fn registered_engine_keeps_contract() {
+    let cuda = cuda();
+    let context = Context::open(0).expect("the stub");
+    engine_suite_within_sources("shared, registered", &|request| {
+        tload_testing::registered_engine(request, &context)
+    });
+    drop(context);
+    cuda.assert_nothing_left();
+}
+
+#[test]
+fn memory_is_registered_once_and_used_many_times() {
+    let cuda = cuda();
+    let context = Context::open(0).expect("the stub");
+    let regions = RegisteredRegions::new(&context, vec![true, true, true, false]);
+    let memories = [(); 2].map(|()| SharedMemory::new(MIB).expect("room"));
+    regions.keep(MIB);
+    let use_once = |region, memory: &SharedMemory| {
+        regions.shown(region, memory.as_fd());
+        regions.released(region);
+    };
+    for region in [0, 1, 2, 0] {
+        use_once(region, &memories[0]);
+    }
+    let count = |fresh, reused| RegisteredUsage { fresh, reused };
+    assert_eq!(regions.usage(), count(1, 3));
+    // Another one takes the place of the oldest.
+    use_once(1, &memories[1]);
+    assert_eq!(
+        cuda.stub.live("registered_bytes"),
+        MIB.try_into().unwrap_or(0)
+    );
+    use_once(1, &memories[0]);
+    assert_eq!(regions.usage(), count(3, 3));
+    // A region that no GPU reads is not registered.
+    use_once(3, &memories[0]);
+    assert_eq!(regions.usage(), count(3, 3));
+    assert_eq!(regions.refusal(), None);
+    drop((regions, context));
+    assert_eq!(cuda.stub.live("registrations"), 0);
+}
+
+/// Every variant of a load, alone and together: a variant must never change a byte.
+#[test]
+fn eight_ranks_are_right_with_every_variant() {
+    let all =
+        "regions=2MiB,align=16,chunk=256KiB,slot=2MiB,ring=8MiB,batch,early,nice,register,numa";
+    let mut names: Vec<_> = all.split(',').collect();
+    names.extend(["", all]);
+    let (rows, columns) = (512, 256);
+    let mut files = Files::matrices(2, rows, columns);
+    let mut rng = tload_testing::fixtures::Rng::new(5);
+    files.mixed("1", &mut rng, 60, MIB);
+    for name in names {
+        let _cuda = cuda();
+        let trial: Trial = name.parse().expect("valid");
+        let slice = |rank| of_columns(rows, columns, rank, 8);
+        let loaded = load_all(8, &files, |rank, it| {
+            let it = it.options(within(512, trial));
+            it.slices(both(&slice(rank)))
+        });
+        for (rank, (tensors, report)) in loaded.iter().enumerate() {
+            let wanted = on_host(&files, both(&slice(rank)));
+            assert_eq!(tensors.len(), wanted.len());
+            for tensor in tensors {
+                let wanted = wanted.iter().find(|it| it.name() == tensor.name());
+                let wanted = wanted.expect("loaded too").bytes();
+                assert!(bytes(tensor) == wanted, "{name:?}: {}", tensor.name());
+            }
+            // The stub's GPUs are in no slot of this machine.
+            let is_bound = !are_noted(report, "threads are not bound");
+            assert!(is_bound || trial.numa, "{report}");
+        }
+        assert_read_once(&loaded);
+    }
+}
+
 #[test]
 fn cancelled_rank_leaves_nothing_and_the_others_complete() {
-    for cancelled in [1, 0] {
+    for (cancelled, variants) in [(1, ""), (0, ""), (1, "register"), (0, "register")] {
         let cuda = cuda();
         cuda.stub.set("copy_delay_us", "300");
         let files = Files::even(2, 48, MIB);
@@ -214,7 +415,9 @@ fn cancelled_rank_leaves_nothing_and_the_others_complete() {
             for (rank, group) in ranks_as_threads(4).into_iter().enumerate() {
                 let files = &files;
                 scope.spawn(move || {
-                    let loader = files.loader().options(options(little));
+                    let mut set = options(little);
+                    set.trial = variants.parse().expect("valid");
+                    let loader = files.loader().options(set);
                     let loader = loader.device(Device::Cuda(0)).group(group);
                     let mut stream = loader.stream().expect("starts");
                     if rank == cancelled {
@@ -255,8 +458,10 @@ fn serves() {
     child::answer("joined");
     let mut lines = child::lines();
     let mut set = options(little);
-    set.set("on_peer_loss", &lines.next().expect("a policy"))
-        .expect("valid");
+    let line = lines.next().expect("a policy");
+    let (policy, variants) = line.split_once(' ').expect("and variants");
+    set.set("on_peer_loss", policy).expect("valid");
+    set.trial = variants.parse().expect("valid");
     let loader = loader.device(Device::Cuda(0)).options(set).group(group);
     let mut stream = loader.stream().expect("starts");
     let mut tensors: Vec<_> = stream.by_ref().take(2).collect();
@@ -304,10 +509,12 @@ fn joined(socket: &Path, size: usize, model: &Path) -> Vec<Child> {
 fn dead_leader_leaves_nothing_on_the_gpus_of_the_others() {
     let files = Files::even(4, 48, MIB);
     for (size, policy, wanted) in [
-        (2, "error", "peer [0]"),
-        (4, "error", "peer [0]"),
-        (2, "read", "complete"),
-        (4, "read", "complete"),
+        (2, "error ", "peer [0]"),
+        (4, "error ", "peer [0]"),
+        (2, "read ", "complete"),
+        (4, "read ", "complete"),
+        (2, "error register", "peer [0]"),
+        (3, "read register", "complete"),
     ] {
         let mut ranks = joined(&files.path().join("g.sock"), size, files.path());
         for rank in &mut ranks {

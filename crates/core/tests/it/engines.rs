@@ -331,7 +331,11 @@ fn opened_on(
 #[test]
 fn shared_engine_keeps_contract() {
     use tload_testing::conformance::engine_suite_within_sources;
-    engine_suite_within_sources("shared", &tload_testing::shared_engine);
+    for copiers in [1, 2, 5] {
+        engine_suite_within_sources(&format!("shared, {copiers} copiers"), &|request| {
+            tload_testing::shared_engine(request, copiers)
+        });
+    }
 }
 
 /// More slots than `tokio-uring` registers, all in flight; also more tasks than its runtime runs in

@@ -54,7 +54,7 @@ const RANKS: [&[&str]; 14] = [
         "load::destinations",
         "load::metrics",
     ],
-    &["load::load_target", "sink"],
+    &["load::load_target", "load::near_gpu", "sink"],
     &["load::check"],
     &["groups"],
     &["load::pipeline", "load::wanted"],

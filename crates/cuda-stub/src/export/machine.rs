@@ -81,7 +81,8 @@ super::driver_functions! {
 
     Init fn cuDeviceGetAttribute(value: Out<c_int>, what: c_uint, device: c_int) |driver, _| {
         driver.device(device)?;
-        value.put(attribute(what, device))
+        let is_missing = what == READ_ONLY_REGISTER && !driver.settings.read_only_register;
+        value.put(if is_missing { 0 } else { attribute(what, device) })
     };
 
     Init fn cuDeviceGetPCIBusId(text: Out<c_char>, len: c_int, device: c_int) |driver, _| {
@@ -158,6 +159,7 @@ super::driver_functions! {
 }
 
 const PCI_BUS_ID: u32 = 33;
+const READ_ONLY_REGISTER: u32 = 113;
 
 /// Returns a device attribute by its number in `cuda.h`. Attributes not listed are 0: features that
 /// the stub lacks.
@@ -176,7 +178,7 @@ fn attribute(what: u32, device: i32) -> i32 {
         75 => 9,
         // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, HOST_REGISTER_SUPPORTED,
         // READ_ONLY_HOST_REGISTER_SUPPORTED and MEMORY_POOLS_SUPPORTED.
-        91 | 99 | 113 | 115 => 1,
+        91 | 99 | READ_ONLY_REGISTER | 115 => 1,
         // Among them INTEGRATED (18), PCI_DEVICE_ID (34), PCI_DOMAIN_ID (50) and HOST_NUMA_ID
         // (134).
         _ => 0,

@@ -259,6 +259,11 @@ pub(crate) fn register(start: usize, len: usize) -> Result {
     call("cuMemHostRegister_v2", [start, len, 1, 0, 0])
 }
 
+/// Registers memory that the device only reads.
+pub(crate) fn register_read_only(start: usize, len: usize) -> Result {
+    call("cuMemHostRegister_v2", [start, len, 1 | 8, 0, 0])
+}
+
 pub(crate) fn unregister(start: usize) -> Result {
     call("cuMemHostUnregister", [start, 0, 0, 0, 0])
 }
@@ -471,5 +476,59 @@ pub(crate) fn poll(what: &str, mut ready: impl FnMut() -> bool) {
     while !ready() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::yield_now();
+    }
+}
+
+/// One page of memory in two mappings: one for writing, and one that can only be read.
+pub(crate) struct Shared {
+    pub(crate) written: *mut u8,
+    pub(crate) read: usize,
+}
+
+impl Shared {
+    pub(crate) const LEN: usize = 4096;
+
+    pub(crate) fn new() -> Self {
+        // SAFETY: the name is a text; the descriptor is checked below.
+        let memory = unsafe { libc::memfd_create(c"shared".as_ptr(), 0) };
+        assert!(memory >= 0, "memory can be shared");
+        // SAFETY: the descriptor is this function's own.
+        let sized = unsafe { libc::ftruncate(memory, 4096) };
+        assert_eq!(sized, 0);
+        let map = |rights| {
+            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+            let start = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    Self::LEN,
+                    rights,
+                    libc::MAP_SHARED,
+                    memory,
+                    0,
+                )
+            };
+            assert_ne!(start, libc::MAP_FAILED);
+            start.cast::<u8>()
+        };
+        let written = map(libc::PROT_READ | libc::PROT_WRITE);
+        let read = map(libc::PROT_READ).expose_provenance();
+        // SAFETY: the descriptor is this function's own; the mappings stay.
+        unsafe { libc::close(memory) };
+        Self { written, read }
+    }
+
+    pub(crate) fn write(&self, byte: u8) {
+        // SAFETY: the page is mapped for writing until the value is dropped.
+        unsafe { self.written.write_bytes(byte, Self::LEN) };
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let read = std::ptr::with_exposed_provenance_mut::<u8>(self.read);
+        for start in [self.written, read] {
+            // SAFETY: mapped in `new`, and no other owner is left.
+            unsafe { libc::munmap(start.cast(), Self::LEN) };
+        }
     }
 }

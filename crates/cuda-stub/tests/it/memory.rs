@@ -107,6 +107,48 @@ fn long_registrations_can_be_made_to_fail() {
 }
 
 #[test]
+fn read_only_memory_is_registered_with_the_flag_where_the_device_allows_it() {
+    let session = session();
+    let shared = Shared::new();
+    let written = shared.written.expose_provenance();
+    assert_eq!(attribute(113, 0), Ok(1));
+    assert_eq!(register(shared.read, Shared::LEN), Err(INVALID_VALUE));
+    register_read_only(shared.read, Shared::LEN).unwrap();
+    // Memory that can be written to needs no flag.
+    register(written, Shared::LEN).unwrap();
+    unregister(shared.read).unwrap();
+    unregister(written).unwrap();
+    session.stub.set("read_only_register", "0");
+    assert_eq!(attribute(113, 0), Ok(0));
+    assert_eq!(register_read_only(shared.read, Shared::LEN), Err(801));
+    assert_eq!(session.stub.live("registrations"), 0);
+}
+
+#[test]
+fn write_through_another_mapping_before_the_copy_has_run_is_a_violation() {
+    let session = session();
+    let shared = Shared::new();
+    shared.write(1);
+    register_read_only(shared.read, Shared::LEN).unwrap();
+    let (memory, stream) = (alloc(Shared::LEN).unwrap(), stream(1).unwrap());
+    htod_async(memory, shared.read, Shared::LEN, stream).unwrap();
+    stream_synchronize(stream).unwrap();
+    shared.write(2);
+    assert_eq!(session.violations(), 0, "the copy had run");
+    assert_eq!(session.stub.count("read_only_copies"), 1);
+    assert_eq!(read(memory, Shared::LEN), vec![1; Shared::LEN]);
+    session.stub.set("stalled", "0");
+    htod_async(memory, shared.read, Shared::LEN, stream).unwrap();
+    shared.write(3);
+    session.stub.set("stalled", "");
+    stream_synchronize(stream).unwrap();
+    assert_eq!(session.violations(), 1);
+    let violation = session.stub.last_violation();
+    assert!(violation.contains("was written before"), "{violation}");
+    unregister(shared.read).unwrap();
+}
+
+#[test]
 fn host_memory_can_be_allocated() {
     let session = session();
     let host = host_alloc(MIB).unwrap();

@@ -204,9 +204,15 @@ impl Context {
         reserved.checked_sub(used)
     }
 
-    /// Returns the NUMA node of host memory closest to the device; `None` where the system has one
-    /// node or does not report it.
-    pub fn numa_node(&self) -> Option<u32> {
+    /// Returns whether the device can read memory of this process that can only be read, once it is
+    /// registered as such.
+    pub fn registers_read_only(&self) -> bool {
+        let name = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
+        attribute(self.0.device, name).is_some_and(|supported| supported != 0)
+    }
+
+    /// Returns the PCI address of the device, as the system's files name it.
+    pub fn pci_address(&self) -> Option<String> {
         let mut name = [0; 32];
         let len = i32::try_from(name.len()).expect("32");
         // SAFETY: the length passed is the buffer's.
@@ -217,9 +223,14 @@ impl Context {
             .map(|byte| byte.to_ne_bytes()[0])
             .take_while(|byte| *byte != 0)
             .collect();
-        let bus = String::from_utf8(bytes).ok()?.to_lowercase();
+        Some(String::from_utf8(bytes).ok()?.to_lowercase())
+    }
+
+    /// Returns the NUMA node of host memory closest to the device; `None` where the system has one
+    /// node or does not report it.
+    pub fn numa_node(&self) -> Option<u32> {
         let file = Path::new("/sys/bus/pci/devices")
-            .join(bus)
+            .join(self.pci_address()?)
             .join("numa_node");
         // The value is -1 if the firmware does not report it.
         std::fs::read_to_string(file).ok()?.trim().parse().ok()

@@ -5,7 +5,8 @@
 use std::ffi::c_void;
 
 use cudarc::driver::sys::{
-    CU_MEMHOSTREGISTER_PORTABLE, CUresult, cuMemHostRegister_v2, cuMemHostUnregister,
+    CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY, CUresult, cuMemHostRegister_v2,
+    cuMemHostUnregister,
 };
 
 use super::context::Context;
@@ -34,10 +35,45 @@ impl Pinned {
     /// [`ErrorKind::Device`](crate::error::ErrorKind::Device); copies from this memory still work,
     /// more slowly.
     pub unsafe fn register(context: &Context, start: *mut u8, len: usize) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::register_with(context, start, len, CU_MEMHOSTREGISTER_PORTABLE) }
+    }
+
+    /// Registers `len` bytes of host memory that can only be read, for all contexts of the process:
+    /// GPUs read them only. Requires [`Context::registers_read_only`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::register`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::register`].
+    pub unsafe fn register_read_only(
+        context: &Context,
+        start: *mut u8,
+        len: usize,
+    ) -> Result<Self> {
+        let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY;
+        // SAFETY: the caller's promise.
+        unsafe { Self::register_with(context, start, len, flags) }
+    }
+
+    /// Registers memory with flags of the driver.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::register`].
+    unsafe fn register_with(
+        context: &Context,
+        start: *mut u8,
+        len: usize,
+        flags: u32,
+    ) -> Result<Self> {
         let _bound = context.bind()?;
         let start: *mut c_void = start.cast();
         // SAFETY: the caller's promise.
-        unsafe { cuMemHostRegister_v2(start, len, CU_MEMHOSTREGISTER_PORTABLE) }
+        unsafe { cuMemHostRegister_v2(start, len, flags) }
             .result()
             .map_err(|error| context.failure("cannot pin memory", error))?;
         Ok(Self {

@@ -127,6 +127,7 @@ impl Loader {
             shares: Some(Shares {
                 plan,
                 joining,
+                ranks: report.node_ranks.len(),
                 reread_bytes: Arc::clone(&reread_bytes),
             }),
             report,

@@ -102,7 +102,7 @@ impl Reader {
                 checkpoint: checkpoint.clone(),
             })
         });
-        let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
+        let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others, 1)?;
         let parts = PublishedParts::new(Arc::make_mut(&mut prepared.plan), &shared.shared);
         let parts = Arc::new(parts);
         prepared.scatters = parts.are_any();

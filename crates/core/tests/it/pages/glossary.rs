@@ -181,6 +181,11 @@ const SECTIONS: [(&str, &[Term]); 7] = [
                 "Job",
             ),
             (
+                "copier",
+                "a thread that copies from memory for a lane, which has other work",
+                "Copiers",
+            ),
+            (
                 "request",
                 "one ranged GET, for one job or several consecutive ones",
                 "",
