@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::device_map::DeviceMap;
-use crate::cuda::Context;
+use crate::cuda::{Context, MemoryKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Target;
 use crate::options::Device;
@@ -39,6 +39,19 @@ pub(crate) struct Destinations {
     staged: bool,
     /// Other processes map the memory.
     published: bool,
+    /// GPU that the tensors in host memory are for: it reads them there.
+    in_place: Option<Context>,
+}
+
+/// Use of memory that a GPU shares with the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// No GPU shares the host's memory.
+    Nothing,
+    /// Tensors are copied within it, into memory of the GPU.
+    Copied,
+    /// Tensors stay where they were read to.
+    InPlace,
 }
 
 /// Identity of a destination.
@@ -90,6 +103,7 @@ impl Destinations {
             targets: tensors.iter().map(|_| None).collect(),
             staged: has_gaps(tensors),
             published: false,
+            in_place: None,
         }
     }
 
@@ -157,10 +171,55 @@ impl Destinations {
         Ok(Self {
             staged: !list.iter().all(in_place) || has_gaps(tensors),
             published: false,
+            in_place: None,
             list,
             of,
             targets: by_tensor.into(),
         })
+    }
+
+    /// Lets the tensors of a GPU stay in the host memory that they are read to, if they all are for
+    /// one that can use them there.
+    pub(crate) fn in_place(mut self, tensors: &[TensorInfo]) -> Self {
+        if let [Destination::Cuda(context)] = self.list.as_slice()
+            && context.memory().reads_in_place()
+        {
+            self.in_place = Some(context.clone());
+            self.staged = has_gaps(tensors);
+            self.list = vec![Destination::Host];
+        }
+        self
+    }
+
+    /// Returns the GPU that the tensors in host memory are for.
+    pub(crate) fn gpu_in_place(&self) -> Option<&Context> {
+        self.in_place.as_ref()
+    }
+
+    /// Returns a GPU that shares the host's memory.
+    pub(crate) fn shared_with(&self) -> Option<&Context> {
+        let mut contexts = self.in_place.iter().chain(self.contexts());
+        contexts.find(|context| context.memory().kind() == MemoryKind::Shared)
+    }
+
+    /// Returns the destinations in memory that a GPU shares with the host and that the load
+    /// allocates for it.
+    pub(crate) fn indices_shared(&self) -> impl Iterator<Item = usize> {
+        let is_shared = |(index, destination): (usize, &Destination)| match destination {
+            Destination::Cuda(context) if context.memory().kind() == MemoryKind::Shared => {
+                Some(index)
+            }
+            _ => None,
+        };
+        self.list.iter().enumerate().filter_map(is_shared)
+    }
+
+    pub(crate) fn sharing(&self) -> Sharing {
+        match self.shared_with() {
+            None => Sharing::Nothing,
+            Some(_) if self.in_place.is_some() => Sharing::InPlace,
+            Some(_) => Sharing::Copied,
+        }
     }
 
     pub(crate) fn list(&self) -> &[Destination] {

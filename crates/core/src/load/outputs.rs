@@ -9,7 +9,8 @@ use super::device_alloc::DeviceAllocator;
 use super::lane::OpenSink;
 use super::pipeline::LeaseOrigin;
 use super::prepare::Prepared;
-use crate::cuda::Context;
+use super::unified::{SharedBudget, free_bytes};
+use crate::cuda::{Context, MemoryKind};
 use crate::error::Result;
 use crate::groups::{LeaderGroup, is_shown};
 use crate::memory::cgroup::cgroup_memory;
@@ -101,7 +102,10 @@ impl Outputs {
         };
         let host = host_index(destinations);
         let budget = demand.host(host, destinations.staged(), options)?;
-        let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
+        let shared =
+            SharedBudget::new(&demand, destinations, options, host, budget, &mut allocator)?;
+        let budget = shared.map_or(budget, |shared| shared.host);
+        let device_budgets = device_budgets(&demand, prepared, options, shared, &mut allocator)?;
         let host_regions = host.into_iter().flat_map(|host| demand.regions_of(host));
         let host_bytes = host_regions
             .map(|region| Mapping::charge(region.bytes))
@@ -197,6 +201,7 @@ fn completion(sinks: Vec<SinkFactory>, slab: Option<&Slab>) -> Complete {
 impl Output {
     fn host(prepared: &Prepared, pool: Pool) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
+        let gpu = prepared.destinations.gpu_in_place().cloned();
         let origin = match &prepared.views {
             Some(views) => LeaseOrigin::Views {
                 views: views.clone(),
@@ -213,7 +218,7 @@ impl Output {
         };
         Self {
             origin,
-            sink: SinkFactory::Host(HostSink::new(plan, tensors)),
+            sink: SinkFactory::Host(HostSink::new(plan, tensors).for_gpu(gpu)),
         }
     }
 
@@ -396,6 +401,7 @@ fn device_budgets(
     demand: &Demand<'_>,
     prepared: &Prepared,
     options: &LoadOptions,
+    mut shared: Option<SharedBudget>,
     allocator: &mut Option<&mut (dyn DeviceAllocator + 'static)>,
 ) -> Result<Vec<Option<u64>>> {
     let mut budgets = Vec::new();
@@ -408,15 +414,18 @@ fn device_budgets(
             budgets.push(Some(0));
             continue;
         }
-        let ordinal = context.ordinal();
-        let known = allocator
-            .as_mut()
-            .and_then(|allocator| allocator.free_bytes(ordinal));
-        let free = match known {
-            Some(free) => free,
-            None => context.available_memory()?,
+        let mut shared = (shared.as_mut())
+            .filter(|_| context.memory().kind() == MemoryKind::Shared)
+            .map(|shared| (shared, demand.largest_region(index)));
+        let free = match &shared {
+            Some((shared, largest)) => shared.free_for(*largest),
+            None => free_bytes(context, allocator)?,
         };
-        budgets.push(Some(demand.device(index, ordinal, free, options)?));
+        let budget = demand.device(index, context.ordinal(), free, options)?;
+        if let Some((shared, largest)) = &mut shared {
+            shared.take(*largest, budget);
+        }
+        budgets.push(Some(budget));
     }
     Ok(budgets)
 }

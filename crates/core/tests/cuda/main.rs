@@ -27,4 +27,5 @@ mod reuse;
 mod sinks;
 mod stub;
 mod targets;
+mod unified;
 mod verified;
