@@ -27,7 +27,8 @@ fn loaded(cuda: &Cuda, files: &Files, kind: &str, options: LoadOptions) -> (Vec<
     let loader = files.loader().device(Device::Cuda(0)).options(options);
     let (tensors, report) = load(&loader).expect("loads");
     files.assert_all(&tensors);
-    assert!(tensors.iter().all(|tensor| tensor.ordinal() == Some(0)));
+    let mut filled = tensors.iter().filter(|tensor| tensor.byte_len() > 0);
+    assert!(filled.all(|tensor| tensor.ordinal() == Some(0)));
     assert_eq!(report.outcome, "complete");
     (tensors, report)
 }
@@ -188,20 +189,21 @@ fn memory_that_cannot_hold_both_is_refused() {
         assert_eq!(cuda.stub.count("cuMemHostRegister_v2"), 0);
         text
     };
-    memory(20 * MIB);
-    // A slot does not fit beside the tensor, although the tensor alone does.
+    // A slot does not fit beside the tensor, although the tensor and the edges of its reads do.
+    let least = 20 * MIB + 4096;
+    memory(least);
     let text = refused(options(read));
     assert!(text.contains("to stage reads"), "{text}");
     // Read in place, it needs no slot.
     let (tensors, _) = load(&loader(tried(read))).expect("fits exactly");
     files.assert_all(&tensors);
     drop(tensors);
-    memory(20 * MIB - 4096);
+    memory(least - 1);
     let text = refused(tried(read));
     assert!(!text.contains("to stage reads"), "{text}");
     // Two memories: the same GPU with its own.
     cuda.stub.set("kind", "coherent");
-    memory(20 * MIB);
+    memory(least);
     let mut stream = loader(options(read)).stream().expect("fits");
     let first = stream.next().expect("one").expect("loads");
     drop((first, stream));
