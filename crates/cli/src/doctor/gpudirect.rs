@@ -1,5 +1,5 @@
-//! Readiness for GPUDirect Storage without the kernel module `nvidia-fs`: whether an NVMe disk could
-//! write to GPU memory over the PCI bus (P2PDMA), and if not, why. Loads do not use it.
+//! Readiness for GPUDirect Storage without the kernel module `nvidia-fs`: whether an NVMe disk
+//! could write to GPU memory over the PCI bus (P2PDMA), and if not, why. Loads do not use it.
 //!
 //! Requirements: NVIDIA, "GDS Support for NVMe Drives Using Linux PCI P2PDMA Support", 2026-09. Not
 //! checked: the model of the GPU and the IOMMU.
@@ -26,8 +26,8 @@ struct Missing {
 }
 
 impl Missing {
-    /// Adds a requirement: whether it `is_met`, if that is known, what is unknown otherwise, and the
-    /// reason why it is not met.
+    /// Adds a requirement: whether it `is_met`, if that is known, what is unknown otherwise, and
+    /// the reason why it is not met.
     fn check(&mut self, is_met: Option<bool>, subject: &'static str, reason: impl Into<String>) {
         match is_met {
             Some(true) => {}

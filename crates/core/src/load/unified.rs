@@ -64,7 +64,7 @@ pub(crate) fn note(destinations: &Destinations, options: &LoadOptions) -> Option
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SharedBudget {
     pub(crate) host: HostBudget,
-    /// What is left for GPUs.
+    /// Bytes left for GPUs.
     left: u64,
     /// Largest regions of the GPUs whose budgets are not taken from it yet.
     needed: u64,
