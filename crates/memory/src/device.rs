@@ -211,6 +211,7 @@ impl DeviceBytes {
 
     /// Creates a handle to a tensor in host memory that the device of `context` shares. No pending
     /// work of a GPU may use the memory.
+    #[doc(hidden)]
     #[must_use]
     pub fn in_place(bytes: RegionBytes, context: &Context) -> Self {
         let region = Arc::new(DeviceRegion::in_place(bytes, context));

@@ -2,7 +2,9 @@
 //! simulates, and what loads do differently.
 
 use tload::internal::cuda::{Context, MemoryKind};
-use tload::{CacheMode, Device, DeviceMap, ErrorKind, LoadOptions, Loader, Report, Tensor};
+use tload::{
+    CacheMode, Device, DeviceMap, ErrorKind, Indices, LoadOptions, Loader, Report, Slice, Tensor,
+};
 
 use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::foreign::Stream;
@@ -107,6 +109,26 @@ fn shared_memory_holds_each_tensor_once() {
         panic!("{:?}", report.notes)
     };
     assert!(note.contains("nothing is copied"), "{note}");
+}
+
+/// Slices with gaps pass through memory of the host, which is not pinned: no GPU copies from it.
+#[test]
+fn slices_are_gathered_where_they_stay() {
+    let cuda = cuda();
+    cuda.stub.set("kind", "integrated");
+    let files = Files::matrices(4, 64, 48);
+    let columns = || Slice::new([Indices::from(0..64), Indices::from(8..24)]);
+    let slices = (0..4).map(|index| (format!("m{index}"), columns()));
+    let loader = files.loader().device(Device::Cuda(0)).slices(slices);
+    let (tensors, _) = load(&loader.options(tried(|_| ()))).expect("loads");
+    assert_eq!(tensors.len(), 4);
+    for tensor in &tensors {
+        assert_eq!((tensor.ordinal(), tensor.shape()), (Some(0), &[64, 16][..]));
+        let rows = files.contents[tensor.name()].chunks_exact(48 * 2);
+        let expected: Vec<u8> = rows.flat_map(|row| row[16..48].to_vec()).collect();
+        assert!(bytes(tensor) == expected, "{tensor:?}");
+    }
+    assert_eq!(cuda.stub.count("cuMemHostRegister_v2"), 0);
 }
 
 /// A load that fills the host as well copies to the GPU, by a short ring.
