@@ -120,7 +120,7 @@ def torch_cuda(cuda: gpu.Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[gpu.
     memory."""
     require("torch")
     memory = gpu.TorchCuda(cuda)
-    for name in ("check", "current_device", "current_stream", "device_of", "empty", "free_bytes"):
+    for name in ("check", "current_device", "current_stream", "device_of", "empty", "free_bytes", "imported_bytes"):
         monkeypatch.setattr(tload._tensors.cuda, name, getattr(memory, name))
     yield memory
     memory.settle()

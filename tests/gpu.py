@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FILE = "libtload_cuda_stub.so"
 LEFT = ("allocations", "allocated_bytes", "registrations", "host_allocations", "streams", "events", "contexts")
+DLPACK_CPU, DLPACK_CUDA = 1, 2
 PATIENCE = 60.0
 """Seconds: abandoned loads end when their copies do."""
 
@@ -140,6 +141,24 @@ class TorchCuda:
             tensor.view(torch.uint8).fill_(0xEE)
         self.allocated.append((ordinal, tensor.nbytes))
         return self.on_gpu(tensor, ordinal)
+
+    def imported_bytes(self, exported: Any) -> torch.Tensor:
+        """Import the memory of a GPU as that of the CPU, which this torch can use."""
+        from torch.utils.dlpack import from_dlpack
+
+        flat = exported.flat()
+        kind, ordinal = flat.__dlpack_device__()
+        assert kind == DLPACK_CUDA
+        capsule = flat.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        view = pointer(capsule, b"dltensor")
+        # After the address, the device's kind and number.
+        ctypes.c_int32.from_address(view + 8).value = DLPACK_CPU
+        ctypes.c_int32.from_address(view + 12).value = 0
+        tensor: torch.Tensor = from_dlpack(capsule)
+        self._devices[tensor.untyped_storage().data_ptr()] = ordinal
+        return tensor
 
     def on_gpu(self, tensor: torch.Tensor, ordinal: int) -> torch.Tensor:
         """Treat the tensor as GPU memory from now on, as long as it lives."""

@@ -62,6 +62,31 @@ def test_every_torch_dtype_is_loaded_to_torch_memory(torch_cuda: gpu.TorchCuda, 
     assert torch_cuda.stub.count("cuMemAllocAsync") + torch_cuda.stub.count("cuMemAlloc_v2") == 0, "no other memory"
 
 
+def test_memory_shared_with_the_host_is_imported_where_it_is(
+    torch_cuda: gpu.TorchCuda, every_dtype: Every, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = require("torch")
+    path, tensors = every_dtype
+    names = only(tensors, set(torch_tensors.DTYPES))
+    torch_cuda.stub.set("kind", "integrated")
+    monkeypatch.setenv("TLOAD_TRY", "unified")
+    with tload.stream(path, names=names, device="cuda:1") as stream:
+        loaded = dict(stream)
+    assert "nothing is copied" in " ".join(stream.report.notes)
+    assert set(loaded) == set(names)
+    for name, tensor in loaded.items():
+        content = tensors[name]
+        assert tensor.dtype == getattr(torch, torch_tensors.DTYPES[content.dtype]), name
+        assert tuple(tensor.shape) == shape_in_pairs(content), name
+        if tensor.numel():
+            assert raw(tensor) == content.raw, name
+            assert torch_cuda.device_of(tensor) == "cuda:1", name
+            assert tensor.data_ptr() % 16 == 0, name
+    assert all(nbytes == 0 for _, nbytes in torch_cuda.allocated), "no copies"
+    for name in ("cuMemcpyHtoDAsync_v2", "cuMemAllocAsync", "cuMemHostRegister_v2"):
+        assert torch_cuda.stub.count(name) == 0, name
+
+
 def test_deterministic_mode_does_not_change_loads(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     torch = require("torch")
     path, tensors = every_dtype

@@ -8,6 +8,7 @@ use crate::driver::{Lock, changed};
 use crate::event::Stamp;
 use crate::mapping;
 use crate::memory::{self, Memory};
+use crate::settings::Kind;
 use crate::status::{ILLEGAL_ADDRESS, INVALID_VALUE, Outcome, Status};
 use crate::stream::{self, LEGACY, Touch};
 
@@ -147,6 +148,10 @@ fn queue(driver: &mut Lock, stream: u64, from: Side, to: Side, len: usize) -> Ou
     let mut is_pageable = false;
     for side in [from, to] {
         match side {
+            // Such a device reads ordinary memory at the time of the copy, not at that of the call.
+            Side::Device(address)
+                if driver.settings.kind != Kind::Discrete
+                    && !driver.touches_device(address, len) => {}
             Side::Device(address) => {
                 let memory = driver.device_range(address, len)?;
                 touches.push(Touch::Device(memory.base));

@@ -4,6 +4,7 @@
 use crate::clock::Clock;
 use crate::driver::{Driver, Lock};
 use crate::mapping::{self, Mapping};
+use crate::settings::Kind;
 use crate::status::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Outcome};
 
 /// Flags `PORTABLE` and `DEVICEMAP`, implied for all memory where addresses are unified.
@@ -95,6 +96,9 @@ impl Driver {
     pub(crate) fn allocate_host(&mut self, len: usize, flags: u32, ordinal: i32) -> Outcome<usize> {
         if len == 0 || flags & !ALLOC_FLAGS != 0 {
             return Err(INVALID_VALUE);
+        }
+        if self.settings.kind == Kind::Integrated {
+            self.afford(ordinal, len)?;
         }
         let mapping = Mapping::new(len).ok_or(OUT_OF_MEMORY)?;
         let start = mapping.start();

@@ -11,6 +11,7 @@ use crate::clock::{Clock, Point};
 use crate::copy::Work;
 use crate::driver::{Driver, Lock};
 use crate::mapping::Mapping;
+use crate::settings::Kind;
 use crate::status::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
 use crate::stream::Touch;
 
@@ -90,11 +91,15 @@ impl Driver {
         below.is_some_and(|(base, entry)| base + entry.memory.len > address)
     }
 
-    /// Returns the allocated bytes of a device, those of other processes included.
+    /// Returns the allocated bytes of a device, those of other processes included. Memory that the
+    /// host shares holds its pinned memory, too: the driver knows of no other.
     pub(crate) fn taken(&mut self, ordinal: i32) -> usize {
         let reserved = self.reserved(ordinal);
         let plain = self.known(ordinal).plain_bytes;
-        plain + reserved + self.settings.busy
+        let is_shared = self.settings.kind == Kind::Integrated;
+        let pinned = self.pinned.values().filter(|_| is_shared);
+        let pinned: usize = pinned.map(|pinned| pinned.len).sum();
+        plain + reserved + pinned + self.settings.busy
     }
 
     /// Returns `OUT_OF_MEMORY` unless a device has `len` bytes left.

@@ -7,10 +7,12 @@ use crate::status::Status;
 
 /// All keys: lower case in `tload_cuda_stub_set`, upper case after `TLOAD_CUDA_STUB_` in the
 /// environment.
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 15] = [
     "devices",
     "memory",
     "busy",
+    "cached",
+    "kind",
     "version",
     "copy_delay_us",
     "stalled",
@@ -23,6 +25,17 @@ const KEYS: [&str; 13] = [
     "capturing",
 ];
 
+/// Relation of the devices' memory to the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Memory of its own, behind a bus.
+    Discrete,
+    /// The host's memory: allocations of both count together.
+    Integrated,
+    /// Memory of its own; both processors reach both memories.
+    Coherent,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Number of devices, by default 2.
@@ -31,6 +44,10 @@ pub(crate) struct Settings {
     pub(crate) memory: usize,
     /// Bytes of them allocated by other processes.
     pub(crate) busy: usize,
+    /// Bytes of them in the page cache: not free, but the kernel gives them to any allocation.
+    pub(crate) cached: usize,
+    /// Discrete by default.
+    pub(crate) kind: Kind,
     /// Driver version, by default 12080.
     pub(crate) version: i32,
     /// Minimum duration of each copy.
@@ -70,6 +87,8 @@ impl Default for Settings {
             devices: 2,
             memory: 1 << 30,
             busy: 0,
+            cached: 0,
+            kind: Kind::Discrete,
             version: 12_080,
             copy_delay: Duration::ZERO,
             stalled: Vec::new(),
@@ -111,6 +130,15 @@ impl Settings {
             }
             "memory" => self.memory = value.parse().ok()?,
             "busy" => self.busy = value.parse().ok()?,
+            "cached" => self.cached = value.parse().ok()?,
+            "kind" => {
+                self.kind = match value {
+                    "discrete" => Kind::Discrete,
+                    "integrated" => Kind::Integrated,
+                    "coherent" => Kind::Coherent,
+                    _ => return None,
+                };
+            }
             "version" => self.version = value.parse().ok()?,
             "copy_delay_us" => self.copy_delay = Duration::from_micros(value.parse().ok()?),
             "stalled" => {
@@ -197,6 +225,7 @@ mod tests {
             ("fail", "a:1:1:1:1"),
             ("devices", "-1"),
             ("memory", "much"),
+            ("kind", "fast"),
             ("colour", "red"),
         ] {
             assert_eq!(settings.set(key, value), None, "{key}={value}");

@@ -5,8 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::in_place::InPlace;
+use super::region::RegionBytes;
 use super::target::KeepAlive;
-use crate::cuda::Allocation;
+use crate::cuda::{Allocation, Context};
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::process_id;
@@ -111,6 +113,8 @@ pub struct ForeignMemory {
 enum Memory {
     Own(Allocation),
     Foreign(ForeignMemory),
+    /// Memory of the host that the device shares.
+    InPlace(InPlace),
 }
 
 /// Device memory that tensors own together.
@@ -143,12 +147,23 @@ impl DeviceRegion {
         }
     }
 
+    /// Creates a region over one tensor in host memory, which stays charged to its own budget.
+    fn in_place(bytes: RegionBytes, context: &Context) -> Self {
+        Self {
+            ordinal: context.ordinal(),
+            memory: Memory::InPlace(InPlace::new(bytes, context.clone())),
+            unreceived: AtomicU32::new(1),
+            charge: Mutex::new(None),
+        }
+    }
+
     /// Address of the first byte on the device.
     #[inline]
     pub fn address(&self) -> u64 {
         match &self.memory {
             Memory::Own(memory) => memory.address(),
             Memory::Foreign(memory) => memory.address,
+            Memory::InPlace(memory) => memory.bytes().as_ptr().expose_provenance() as u64,
         }
     }
 
@@ -159,6 +174,7 @@ impl DeviceRegion {
         match &self.memory {
             Memory::Own(memory) => memory.len(),
             Memory::Foreign(memory) => memory.len,
+            Memory::InPlace(memory) => memory.bytes().as_slice().len(),
         }
     }
 
@@ -167,6 +183,9 @@ impl DeviceRegion {
     pub fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             drop(self.charge.lock().take());
+            if let Memory::InPlace(memory) = &self.memory {
+                memory.received();
+            }
         }
     }
 }
@@ -196,6 +215,16 @@ impl DeviceBytes {
         }
     }
 
+    /// Creates a handle to a tensor in host memory that the device of `context` shares. No pending
+    /// work of a GPU may use the memory.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn in_place(bytes: RegionBytes, context: &Context) -> Self {
+        let region = Arc::new(DeviceRegion::in_place(bytes, context));
+        let len = region.len();
+        Self::new(region, 0, len)
+    }
+
     /// Address of the first byte on the device.
     #[inline]
     pub fn address(&self) -> u64 {
@@ -218,7 +247,7 @@ impl DeviceBytes {
     /// bytes in it; `None` for memory that the load allocated.
     pub fn owner(&self) -> Option<(&KeepAlive, usize)> {
         match &self.region.memory {
-            Memory::Own(_) => None,
+            Memory::Own(_) | Memory::InPlace(_) => None,
             Memory::Foreign(memory) => Some((&memory.owner, self.offset)),
         }
     }

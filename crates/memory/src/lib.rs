@@ -14,6 +14,7 @@ pub mod cuda;
 
 mod device;
 mod file_view;
+mod in_place;
 mod lease;
 mod mapping;
 #[cfg(miri)]

@@ -76,6 +76,20 @@ def empty(ordinal: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Ten
     return torch.empty(shape, dtype=dtype, device=torch.device("cuda", ordinal))
 
 
+def imported_bytes(tensor: _tload.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor in GPU memory of the load, or in memory that the GPU shares with the host."""
+    from torch.utils.dlpack import from_dlpack
+
+    # torch takes the device from the export, and does not ask the driver for the memory's origin.
+    imported: torch.Tensor = from_dlpack(tensor.flat())
+    return imported
+
+
+def unowned(tensor: _tload.Tensor, ordinal: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor on a GPU whose memory is not torch's: as bytes, or without any."""
+    return imported_bytes(tensor) if tensor.nbytes else empty(ordinal, shape, dtype)
+
+
 class Allocator:
     """Provides GPU memory to the core, on the thread that waits for tensors."""
 

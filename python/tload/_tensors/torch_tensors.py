@@ -143,7 +143,7 @@ def converter(
             return own if made is dtype else own.view(dtype)
         ordinal = cuda.ordinal_of(device)
         if ordinal is not None:
-            return cuda.empty(ordinal, shape, made).view(dtype)
+            return cuda.unowned(tensor, ordinal, shape, made).view(dtype).view(shape)
         # DLPack imports it as bytes.
         return from_dlpack(tensor.flat()).view(dtype).view(shape)
 

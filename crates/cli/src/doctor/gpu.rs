@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tload::internal::cuda::{self, Context};
+use tload::internal::cuda::{self, Context, MemoryAttributes, MemoryKind};
 use tload::internal::format_bytes;
 use tload::internal::memory::{Staging, StagingNeed};
 use tload::{Error, Result};
@@ -32,6 +32,7 @@ pub(super) struct Cuda {
 struct Device {
     /// `cuda:0 NVIDIA H200, 138.0 GiB of 139.8 GiB free, NUMA node 1`
     text: String,
+    memory: MemoryAttributes,
     pinning: Result<Pinning>,
 }
 
@@ -71,6 +72,7 @@ impl Device {
         }
         Ok(Self {
             text,
+            memory: facts.memory,
             pinning: Pinning::query(&context),
         })
     }
@@ -156,8 +158,40 @@ fn usable(cuda: &Cuda) -> Vec<Finding> {
     let count = format_count(cuda.devices.len() as u64, "GPU");
     let driver = format!("CUDA {major}.{minor}, {count}");
     let mut findings = vec![Finding::ok("cuda", "CUDA", driver), devices(&cuda.devices)];
+    findings.extend(memory(&cuda.devices));
     findings.extend(pinning(&cuda.devices));
     findings
+}
+
+/// Returns the finding about the kind of memory; `None` if no GPU could be opened.
+fn memory(devices: &[Result<Device>]) -> Option<Finding> {
+    let kind = |(ordinal, device): (usize, &Result<Device>)| {
+        let memory = device.as_ref().ok()?.memory;
+        let text = match memory.kind() {
+            MemoryKind::Own => "has its own",
+            MemoryKind::Coherent => "has its own, coherent with the host's",
+            MemoryKind::Shared if memory.reads_in_place() => {
+                "shares the host's, and reads ordinary memory"
+            }
+            MemoryKind::Shared => "shares the host's",
+        };
+        let is_shared = memory.kind() == MemoryKind::Shared;
+        Some((format!("cuda:{ordinal} {text}"), is_shared))
+    };
+    let found: Vec<_> = devices.iter().enumerate().filter_map(kind).collect();
+    if found.is_empty() {
+        return None;
+    }
+    let texts: Vec<_> = found.iter().map(|(text, _)| text.as_str()).collect();
+    let finding = Finding::ok("cuda_memory", "GPU memory", texts.join("; "));
+    if !found.iter().any(|(_, is_shared)| *is_shared) {
+        return Some(finding);
+    }
+    Some(finding.advise(
+        Level::Note,
+        "tensors, staging memory and the page cache share one memory: --cache drop keeps files out of the \
+         page cache, and --memory-limit 64MiB leaves more of it to tensors",
+    ))
 }
 
 fn devices(devices: &[Result<Device>]) -> Finding {
@@ -279,6 +313,7 @@ mod tests {
     fn failing_gpu_keeps_other_findings() {
         let works = Device {
             text: "cuda:1 works".to_owned(),
+            memory: MemoryAttributes::default(),
             pinning: Ok(Pinning {
                 bytes: 64 << 20,
                 pinned_bytes: 0,
@@ -294,7 +329,39 @@ mod tests {
         assert_eq!(found[0].value, "CUDA 12.8, 2 GPUs");
         assert_eq!(found[1].value, "cannot use GPU cuda:0: lost; cuda:1 works");
         assert_eq!(found[1].level, Level::Warn);
-        assert_eq!(found[2].value, "cuda:1 0 B of 64.0 MiB (no)");
-        assert_eq!(found[2].level, Level::Warn);
+        assert_eq!(found[2].value, "cuda:1 has its own");
+        assert_eq!(found[3].value, "cuda:1 0 B of 64.0 MiB (no)");
+        assert_eq!(found[3].level, Level::Warn);
+    }
+
+    #[test]
+    fn kind_of_memory_and_its_consequences_are_told() {
+        let device = |is_integrated, reads_pageable, uses_host_page_tables| {
+            Ok(Device {
+                text: String::new(),
+                memory: MemoryAttributes {
+                    is_integrated,
+                    reads_pageable,
+                    uses_host_page_tables,
+                },
+                pinning: Err(refusal()),
+            })
+        };
+        let own = memory(&[device(false, true, false), Err(refusal())]).unwrap();
+        assert_eq!(own.value, "cuda:0 has its own");
+        assert_eq!((own.level, own.advice), (Level::Ok, None));
+        let both = memory(&[device(false, true, true), device(true, false, false)]).unwrap();
+        assert_eq!(
+            both.value,
+            "cuda:0 has its own, coherent with the host's; cuda:1 shares the host's"
+        );
+        assert_eq!(both.level, Level::Note);
+        assert!(both.advice.unwrap().contains("--cache drop"));
+        let in_place = memory(&[device(true, true, true)]).unwrap();
+        assert_eq!(
+            in_place.value,
+            "cuda:0 shares the host's, and reads ordinary memory"
+        );
+        assert_eq!(memory(&[Err(refusal())]), None);
     }
 }

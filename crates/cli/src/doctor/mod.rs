@@ -5,6 +5,7 @@
 mod disk;
 mod files;
 mod gpu;
+mod gpudirect;
 mod kernel;
 mod memory;
 mod mount;
@@ -131,6 +132,7 @@ pub(crate) fn examine(
     findings.push(threads::finding(system, limits.threads));
     findings.extend(sharing::findings(system));
     findings.extend(gpu::findings(system, &gpu::Cuda::query()));
+    findings.push(gpudirect::finding(system));
     findings.push(settings.finding());
     findings
 }

@@ -7,7 +7,7 @@ use tload::internal::probe::StoreProbe;
 use tload::internal::{format_bytes, probe};
 use tload::{Checkpoint, Error, ErrorKind};
 
-use super::{Finding, Level, Settings, Urgency, disk, store, verify};
+use super::{Finding, Level, Settings, Urgency, disk, gpudirect, store, verify};
 use crate::host::System;
 use crate::host::mount::Mount;
 use crate::output::error::chain;
@@ -164,7 +164,13 @@ fn file_system(system: &System, path: &Path) -> (bool, Vec<Finding>) {
             Level::Note,
             "the files are already in memory: loads use threads, and cold and warm are the same",
         );
-        return (false, vec![finding]);
+        return (
+            false,
+            [Some(finding), small_pages(system, path)]
+                .into_iter()
+                .flatten()
+                .collect(),
+        );
     }
     if found.network {
         let finding = finding.advise(
@@ -173,7 +179,39 @@ fn file_system(system: &System, path: &Path) -> (bool, Vec<Finding>) {
         );
         return (true, vec![finding]);
     }
-    (false, vec![finding, disk::finding(system, found.device)])
+    let mut findings = vec![finding, disk::finding(system, found.device)];
+    findings.extend(gpudirect::disk(system, found.device));
+    (false, findings)
+}
+
+/// Returns the finding about a tmpfs that has no huge pages, if the kernel has them for others.
+///
+/// One core copied from pages of 4 KiB at 0.127 CPU seconds per GiB, from huge ones at 0.056 (AMD
+/// EPYC 9004, Linux 6.18, 2026-11).
+fn small_pages(system: &System, path: &Path) -> Option<Finding> {
+    let mount = Mount::for_path(system, path).ok()?;
+    let setting = system.read("sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    // `force` and `deny` hold for every mount, whatever its option.
+    let setting = setting.ok().filter(|setting| {
+        !["[force]", "[deny]"]
+            .iter()
+            .any(|all| setting.contains(all))
+    });
+    let has_huge = matches!(mount.option("huge"), Some("always" | "within_size"));
+    if mount.file_system != "tmpfs" || has_huge || setting.is_none() {
+        return None;
+    }
+    let point = mount.point.display();
+    let command = format!("mount -o remount,huge=within_size {point} (as root)");
+    let advice = format!(
+        "a core copies from huge pages at twice the speed: {command}, and write the files again"
+    );
+    let finding = Finding::ok("tmpfs_pages", "pages of the tmpfs", "4 KiB");
+    Some(
+        finding
+            .advise(Level::Note, advice)
+            .change(Urgency::Speed, command),
+    )
 }
 
 /// Returns the finding about the mount. `waits`: the file system is on a network, and loads have no
@@ -332,6 +370,47 @@ mod tests {
         let line = format!("30 22 0:40 / / {options} - {kind} host:/x {options}\n");
         let (_folder, system) = system(&[("proc/self/mountinfo", &line)]);
         mount(&system, Path::new("/models"), waits)
+    }
+
+    #[test]
+    fn tmpfs_without_huge_pages_is_advised_to_have_them() {
+        let file = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
+        let never = "always within_size advise [never] deny force\n";
+        let found = |kind: &str, options: &str, setting: Option<&str>| {
+            let line = format!("30 22 0:40 / /dev/shm rw,nosuid - {kind} none rw{options}\n");
+            let mut files = vec![("proc/self/mountinfo", line.as_str())];
+            files.extend(setting.map(|setting| (file, setting)));
+            let (_folder, system) = system(&files);
+            small_pages(&system, Path::new("/dev/shm/model.safetensors"))
+        };
+        for options in ["", ",size=1g", ",huge=never", ",huge=advise"] {
+            let finding = found("tmpfs", options, Some(never)).expect("small pages");
+            assert_eq!(
+                (finding.level, finding.value.as_str()),
+                (Level::Note, "4 KiB")
+            );
+            let change = finding.change.expect("can be changed");
+            assert_eq!(change.urgency, Urgency::Speed);
+            assert_eq!(
+                change.command,
+                "mount -o remount,huge=within_size /dev/shm (as root)"
+            );
+        }
+        for (kind, options, setting) in [
+            ("tmpfs", ",huge=always", Some(never)),
+            ("tmpfs", ",huge=within_size", Some(never)),
+            ("tmpfs", "", Some("always never deny [force]")),
+            ("tmpfs", "", Some("always never [deny] force")),
+            ("tmpfs", "", None),
+            ("ramfs", "", Some(never)),
+            ("ext4", "", Some(never)),
+        ] {
+            assert_eq!(
+                found(kind, options, setting),
+                None,
+                "{kind}{options} {setting:?}"
+            );
+        }
     }
 
     #[test]

@@ -352,3 +352,62 @@ fn bench_warns_of_unpinned_memory_and_rejects_models_too_large() {
 fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(path)).unwrap()
 }
+
+#[test]
+fn doctor_tells_the_kind_of_memory() {
+    let machine = Machine::new();
+    let found = |kind| machine.doctor(&[("kind", kind), ("devices", "1")])("cuda_memory").unwrap();
+    let own = found("discrete");
+    assert_eq!(own["value"], "cuda:0 has its own");
+    assert_eq!((text(&own["level"]), &own["advice"]), ("ok", &Value::Null));
+    let coherent = found("coherent");
+    assert_eq!(
+        coherent["value"],
+        "cuda:0 has its own, coherent with the host's"
+    );
+    assert_eq!(text(&coherent["level"]), "ok");
+    let shared = found("integrated");
+    assert_eq!(
+        shared["value"],
+        "cuda:0 shares the host's, and reads ordinary memory"
+    );
+    assert_eq!(text(&shared["level"]), "note");
+    assert!(text(&shared["advice"]).contains("--cache drop"), "{shared}");
+}
+
+/// Page cache is not in use: the driver's number would be 24 MiB.
+#[test]
+fn memory_shared_with_the_host_is_free_if_the_kernel_can_make_it_so() {
+    let machine = Machine::new();
+    let cached = ((1_u64 << 30) - (24 << 20)).to_string();
+    let free = |kind| {
+        let settings = [
+            ("kind", kind),
+            ("devices", "1"),
+            ("cached", cached.as_str()),
+        ];
+        let found = machine.doctor(&settings)("cuda_devices").unwrap();
+        text(&found["value"]).to_owned()
+    };
+    assert!(
+        free("discrete").contains("24.0 MiB of 1.0 GiB free"),
+        "{}",
+        free("discrete")
+    );
+    assert!(
+        free("integrated").contains("1.0 GiB of 1.0 GiB free"),
+        "{}",
+        free("integrated")
+    );
+}
+
+#[test]
+fn shared_memory_that_is_too_small_is_refused() {
+    let machine = Machine::new();
+    let settings = [("kind", "integrated"), ("memory", "65536")];
+    let wanted = [
+        "cuda:0 shares the host's memory",
+        "hint: end other programs",
+    ];
+    machine.fails(&["--device", "cuda"], &settings, 6, &wanted);
+}

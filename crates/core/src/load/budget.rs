@@ -92,9 +92,7 @@ impl Demand<'_> {
     ) -> Result<HostBudget> {
         // A destination whose tensors have no bytes needs no memory.
         let host = host.filter(|host| self.regions_of(*host).next().is_some());
-        let largest = host.map_or(0, |host| {
-            Mapping::charge(self.region_bytes_max(host)) as u64
-        });
+        let largest = host.map_or(0, |host| self.largest_region(host));
         let slot = if staged && !self.plan.extents.is_empty() {
             Mapping::charge(self.plan.window_bytes_max()) as u64
         } else {
@@ -183,6 +181,11 @@ impl Demand<'_> {
 
     fn takes_memory(&self, region: &RegionPlan) -> bool {
         !self.has_views || self.plan.is_realigned(region)
+    }
+
+    /// Returns the bytes of memory that the largest region of a destination takes.
+    pub(crate) fn largest_region(&self, destination: usize) -> u64 {
+        Mapping::charge(self.region_bytes_max(destination)) as u64
     }
 
     fn region_bytes_max(&self, destination: usize) -> usize {
@@ -310,7 +313,7 @@ impl Demand<'_> {
     }
 
     /// Returns the largest of the tensors in the largest region, which small tensors may share.
-    fn largest_tensor(&self, destination: usize) -> &TensorInfo {
+    pub(crate) fn largest_tensor(&self, destination: usize) -> &TensorInfo {
         let bytes = self.region_bytes_max(destination);
         let in_largest = |tensor: &usize| {
             let place = self.plan.targets[*tensor].place;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::device_alloc::DeviceAllocator;
 use super::device_map::DeviceMap;
-use crate::cuda::Context;
+use super::unified::free_bytes;
+use crate::cuda::{Context, MemoryKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Target;
 use crate::options::Device;
@@ -44,6 +45,19 @@ pub(crate) struct Destinations {
     free: Vec<Option<u64>>,
     /// The caller keeps all tensors.
     keeps_all: bool,
+    /// GPU that the tensors in host memory are for: it reads them there.
+    in_place: Option<Context>,
+}
+
+/// Use of memory that a GPU shares with the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// No GPU shares the host's memory.
+    Nothing,
+    /// Tensors are copied within it, into memory of the GPU.
+    Copied,
+    /// Tensors stay where they were read to.
+    InPlace,
 }
 
 /// Identity of a destination.
@@ -104,6 +118,7 @@ impl Destinations {
             published: false,
             free: Vec::new(),
             keeps_all: false,
+            in_place: None,
         }
     }
 
@@ -176,6 +191,7 @@ impl Destinations {
         let mut destinations = Self {
             staged: false,
             published: false,
+            in_place: None,
             list,
             of,
             targets: by_tensor.into(),
@@ -201,15 +217,9 @@ impl Destinations {
         mut self,
         mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
     ) -> Result<Self> {
-        let mut free = |destination: &Destination| {
-            let Destination::Cuda(context) = destination else {
-                return Ok(None);
-            };
-            let known = allocator.as_mut();
-            let known = known.and_then(|allocator| allocator.free_bytes(context.ordinal()));
-            known
-                .map_or_else(|| context.available_memory(), Ok)
-                .map(Some)
+        let mut free = |destination: &Destination| match destination {
+            Destination::Cuda(context) => free_bytes(context, &mut allocator).map(Some),
+            _ => Ok(None),
         };
         self.free = self.list.iter().map(&mut free).collect::<Result<_>>()?;
         Ok(self)
@@ -223,6 +233,50 @@ impl Destinations {
     /// Returns whether the caller keeps all tensors.
     pub(crate) fn keeps_all(&self) -> bool {
         self.keeps_all
+    }
+
+    /// Lets the tensors of a GPU stay in the host memory that they are read to, if they all are for
+    /// one that can use them there.
+    pub(crate) fn in_place(mut self, tensors: &[TensorInfo]) -> Self {
+        if let [Destination::Cuda(context)] = self.list.as_slice()
+            && context.memory().reads_in_place()
+        {
+            self.in_place = Some(context.clone());
+            self.staged = has_gaps(tensors);
+            self.list = vec![Destination::Host];
+        }
+        self
+    }
+
+    /// Returns the GPU that the tensors in host memory are for.
+    pub(crate) fn gpu_in_place(&self) -> Option<&Context> {
+        self.in_place.as_ref()
+    }
+
+    /// Returns a GPU that shares the host's memory.
+    pub(crate) fn shared_with(&self) -> Option<&Context> {
+        let mut contexts = self.in_place.iter().chain(self.contexts());
+        contexts.find(|context| context.memory().kind() == MemoryKind::Shared)
+    }
+
+    /// Returns the destinations in memory that a GPU shares with the host and that the load
+    /// allocates for it.
+    pub(crate) fn indices_shared(&self) -> impl Iterator<Item = usize> {
+        let is_shared = |(index, destination): (usize, &Destination)| match destination {
+            Destination::Cuda(context) if context.memory().kind() == MemoryKind::Shared => {
+                Some(index)
+            }
+            _ => None,
+        };
+        self.list.iter().enumerate().filter_map(is_shared)
+    }
+
+    pub(crate) fn sharing(&self) -> Sharing {
+        match self.shared_with() {
+            None => Sharing::Nothing,
+            Some(_) if self.in_place.is_some() => Sharing::InPlace,
+            Some(_) => Sharing::Copied,
+        }
     }
 
     pub(crate) fn list(&self) -> &[Destination] {

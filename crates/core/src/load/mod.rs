@@ -29,6 +29,7 @@ pub(crate) mod pipeline;
 pub(crate) mod prepare;
 pub(crate) mod read_one;
 pub(crate) mod stream;
+mod unified;
 mod wanted;
 
 mod checkpoint;

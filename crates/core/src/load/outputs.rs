@@ -8,7 +8,8 @@ use super::destinations::{Destination, Destinations};
 use super::lane::OpenSink;
 use super::pipeline::{LeaseOrigin, PublishedMemory};
 use super::prepare::Prepared;
-use crate::cuda::Context;
+use super::unified::SharedBudget;
+use crate::cuda::{Context, MemoryKind};
 use crate::error::Result;
 use crate::groups::{LeaderGroup, is_shown};
 use crate::memory::cgroup::cgroup_memory;
@@ -108,7 +109,9 @@ impl Outputs {
         if let Some(leader) = &prepared.leader {
             leader.keep_registered(idle_registered(&budget, options));
         }
-        let device_budgets = device_budgets(&demand, prepared, options)?;
+        let shared = SharedBudget::new(&demand, destinations, options, host, budget)?;
+        let budget = shared.map_or(budget, |shared| shared.host);
+        let device_budgets = device_budgets(&demand, prepared, options, shared)?;
         let host_regions = host.into_iter().flat_map(|host| demand.regions_of(host));
         let host_bytes = host_regions
             .map(|region| Mapping::charge(region.bytes))
@@ -213,6 +216,7 @@ fn completion(sinks: Vec<SinkFactory>, slab: Option<&Slab>) -> Complete {
 impl Output {
     fn host(prepared: &Prepared, pool: Pool) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
+        let gpu = prepared.destinations.gpu_in_place().cloned();
         let origin = match &prepared.views {
             Some(views) => LeaseOrigin::Views {
                 views: views.clone(),
@@ -229,7 +233,7 @@ impl Output {
         };
         Self {
             origin,
-            sink: SinkFactory::Host(HostSink::new(plan, tensors)),
+            sink: SinkFactory::Host(HostSink::new(plan, tensors).for_gpu(gpu)),
         }
     }
 
@@ -450,6 +454,7 @@ fn device_budgets(
     demand: &Demand<'_>,
     prepared: &Prepared,
     options: &LoadOptions,
+    mut shared: Option<SharedBudget>,
 ) -> Result<Vec<Option<u64>>> {
     let mut budgets = Vec::new();
     for (index, destination) in prepared.destinations.list().iter().enumerate() {
@@ -461,10 +466,20 @@ fn device_budgets(
             budgets.push(Some(0));
             continue;
         }
-        let ordinal = context.ordinal();
         let free = prepared.destinations.free(index);
         let free = free.expect("measured before the plan");
-        budgets.push(Some(demand.device(index, ordinal, free, options)?));
+        let mut shared = (shared.as_mut())
+            .filter(|_| context.memory().kind() == MemoryKind::Shared)
+            .map(|shared| (shared, demand.largest_region(index)));
+        let free = match &shared {
+            Some((shared, largest)) => shared.free_for(*largest),
+            None => free,
+        };
+        let budget = demand.device(index, context.ordinal(), free, options)?;
+        if let Some((shared, largest)) = &mut shared {
+            shared.take(*largest, budget);
+        }
+        budgets.push(Some(budget));
     }
     Ok(budgets)
 }

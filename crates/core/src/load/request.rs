@@ -6,7 +6,7 @@ use super::load_target::{self, LoadTarget, LoadTargetRules};
 use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::memory::Target;
-use crate::options::Device;
+use crate::options::{CacheMode, Device};
 use crate::plan::Selection;
 use crate::tensor::TensorInfo;
 
@@ -144,7 +144,13 @@ impl Loader {
         let selected = self.resolve(&self.selection, &names)?;
         let devices = self.devices_of(&names, &selected)?;
         let destinations = Destinations::new(tensors, &devices, &self.targets)?;
-        Ok(destinations.kept(self.keeps_all))
+        let destinations = destinations.kept(self.keeps_all);
+        // Memory that ranks share, and views of files, are not for GPUs to read.
+        let is_own = self.group.is_none() && self.options.cache != CacheMode::Map;
+        if self.options.trial.unified && is_own {
+            return Ok(destinations.in_place(tensors));
+        }
+        Ok(destinations)
     }
 
     /// Returns the checkpoint, if the load could mix shards of two states of it.

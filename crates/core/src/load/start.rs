@@ -18,6 +18,7 @@ use super::pipeline::Feed;
 use super::prepare::Prepared;
 use super::source_table::Others;
 use super::stream::{Handover, StreamSetup, TensorStream};
+use super::unified;
 use crate::error::Result;
 use crate::memory::Slab;
 use crate::options::LoadOptions;
@@ -158,6 +159,7 @@ impl Loader {
         let is_shared = part.is_some();
         let divisor = (joined.as_ref()).map_or(1, |joined| joined.limit_divisor(is_shared));
         let options = self.options.with_divided_memory(divisor);
+        let options = unified::adapted(options, destinations.sharing());
         let destinations = destinations.measured(allocator)?;
         let ranks = (joined.as_ref()).map_or(1, |joined| joined.report.node_ranks.len());
         let mut prepared = Prepared::new(
@@ -216,7 +218,9 @@ impl Loader {
             depth: prepared.reads_in_flight(),
             in_flight_bytes: prepared.start_bytes(),
             extent_bytes: prepared.read_bytes_max(),
-            notes: self.checkpoint.notes().to_vec(),
+            notes: (self.checkpoint.notes().iter().cloned())
+                .chain(unified::note(&prepared.destinations, &self.options))
+                .collect(),
             ..Report::default()
         }
     }

@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::Sink;
+use crate::cuda::Context;
 use crate::engine::Wait;
 use crate::error::Result;
-use crate::memory::{Filled, RegionBytes};
+use crate::memory::{DeviceBytes, Filled, RegionBytes};
 use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
@@ -26,6 +27,8 @@ const MOVED_ALIGNMENT: usize = 64;
 #[derive(Clone, Debug)]
 pub struct HostSink {
     inner: Arc<Inner>,
+    /// GPU that reads the tensors in place.
+    gpu: Option<Context>,
     ready: Vec<(usize, Tensor)>,
 }
 
@@ -54,8 +57,14 @@ impl HostSink {
                 missing,
                 copied_bytes,
             }),
+            gpu: None,
             ready: Vec::new(),
         }
+    }
+
+    /// Hands the tensors out as those of `gpu`, which shares the host's memory, if there is one.
+    pub(crate) fn for_gpu(self, gpu: Option<Context>) -> Self {
+        Self { gpu, ..self }
     }
 
     /// Number of bytes that this load copied in memory: those of slices with gaps, and of tensors
@@ -110,8 +119,11 @@ impl Sink for HostSink {
                     .copied_bytes
                     .fetch_add(copied as u64, Ordering::Relaxed);
             }
-            self.ready
-                .push((piece.tensor, Tensor::new(info, TensorBytes::Host(bytes))));
+            let bytes = match &self.gpu {
+                Some(gpu) => TensorBytes::Device(DeviceBytes::in_place(bytes, gpu)),
+                None => TensorBytes::Host(bytes),
+            };
+            self.ready.push((piece.tensor, Tensor::new(info, bytes)));
         }
         Ok(())
     }

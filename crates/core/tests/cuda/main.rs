@@ -28,4 +28,5 @@ mod reuse;
 mod sinks;
 mod stub;
 mod targets;
+mod unified;
 mod verified;

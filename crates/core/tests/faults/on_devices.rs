@@ -12,8 +12,8 @@ use crate::stub::{Cuda, bytes};
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceFault {
     pub(crate) row: Row,
-    key: &'static str,
-    value: &'static str,
+    /// Settings of the stub.
+    settings: Vec<(&'static str, &'static str)>,
     /// Sets further options of the load.
     set: fn(&mut LoadOptions),
 }
@@ -32,8 +32,7 @@ fn row(
             engines: &[Via::Pread],
             outcome,
         },
-        key,
-        value,
+        settings: vec![(key, value)],
         set: |_| {},
     }
 }
@@ -132,6 +131,18 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
             ),
         ),
         row(
+            "the GPU shares the host's memory, which is full",
+            "kind",
+            "integrated",
+            fails(
+                OutOfMemory,
+                &["cuda:0 shares the host's memory", "are needed at once"],
+                Names::Tensor,
+                Retried::No,
+            ),
+        )
+        .with("memory", "1048576"),
+        row(
             "copies are slow",
             "copy_delay_us",
             "3000",
@@ -141,6 +152,13 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
 }
 
 impl DeviceFault {
+    /// Adds a setting of the stub.
+    fn with(mut self, key: &'static str, value: &'static str) -> Self {
+        self.row.made = format!("{}, `{key}={value}`", self.row.made);
+        self.settings.push((key, value));
+        self
+    }
+
     /// Runs the row on a recovered driver; returns `None` if it hangs.
     pub(crate) fn run(&self, cuda: &Cuda) -> Option<Ended> {
         let folder = folder();
@@ -158,7 +176,9 @@ impl DeviceFault {
             Ok(loader.device(Device::Cuda(0)).options(wanted))
         };
         tload::release_staging();
-        cuda.stub.set(self.key, self.value);
+        for (key, value) in &self.settings {
+            cuda.stub.set(key, value);
+        }
         let ended = watched(|| load(&oracle, loader(), bytes), || (), || ());
         cuda.recover();
         ended

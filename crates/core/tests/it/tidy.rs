@@ -64,7 +64,7 @@ const RANKS: [&[&str]; 14] = [
         "load::orphaned",
         "load::source_table",
     ],
-    &["load::prepare", "load::stream"],
+    &["load::prepare", "load::stream", "load::unified"],
     &["load::outputs"],
     &["load"],
     &["custom_store", "load::read_one", "probe"],

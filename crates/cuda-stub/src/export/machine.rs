@@ -7,6 +7,7 @@ use crate::capture;
 use crate::context;
 use crate::device;
 use crate::driver::{self, Driver};
+use crate::settings::Kind;
 use crate::status::{INVALID_VALUE, NO_DEVICE, NOT_FOUND, STUB_LIBRARY, describe};
 
 super::driver_functions! {
@@ -82,13 +83,14 @@ super::driver_functions! {
     Init fn cuDeviceGetAttribute(value: Out<c_int>, what: c_uint, device: c_int) |driver, _| {
         driver.device(device)?;
         let is_missing = what == READ_ONLY_REGISTER && !driver.settings.read_only_register;
-        value.put(if is_missing { 0 } else { attribute(what, device) })
+        let kind = driver.settings.kind;
+        value.put(if is_missing { 0 } else { attribute(what, device, kind) })
     };
 
     Init fn cuDeviceGetPCIBusId(text: Out<c_char>, len: c_int, device: c_int) |driver, _| {
         driver.device(device)?;
         let len = usize::try_from(len).map_err(|_| INVALID_VALUE)?;
-        let bus = attribute(PCI_BUS_ID, device);
+        let bus = device + 1;
         text.put_text(&format!("0000:{bus:02X}:00.0"), len)
     };
 
@@ -163,8 +165,13 @@ const READ_ONLY_REGISTER: u32 = 113;
 
 /// Returns a device attribute by its number in `cuda.h`. Attributes not listed are 0: features that
 /// the stub lacks.
-fn attribute(what: u32, device: i32) -> i32 {
+fn attribute(what: u32, device: i32, kind: Kind) -> i32 {
     match what {
+        // INTEGRATED.
+        18 => i32::from(kind == Kind::Integrated),
+        // PAGEABLE_MEMORY_ACCESS, CONCURRENT_MANAGED_ACCESS and
+        // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES.
+        88 | 89 | 100 => i32::from(kind != Kind::Discrete),
         // Limits of kernel sizes, which some libraries query: those of a Hopper device.
         1 => 1024,
         10 => 32,
@@ -179,8 +186,7 @@ fn attribute(what: u32, device: i32) -> i32 {
         // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, HOST_REGISTER_SUPPORTED,
         // READ_ONLY_HOST_REGISTER_SUPPORTED and MEMORY_POOLS_SUPPORTED.
         91 | 99 | READ_ONLY_REGISTER | 115 => 1,
-        // Among them INTEGRATED (18), PCI_DEVICE_ID (34), PCI_DOMAIN_ID (50) and HOST_NUMA_ID
-        // (134).
+        // Among them PCI_DEVICE_ID (34), PCI_DOMAIN_ID (50) and HOST_NUMA_ID (134).
         _ => 0,
     }
 }

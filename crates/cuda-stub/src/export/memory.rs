@@ -24,7 +24,8 @@ pub(crate) struct PoolProperties {
 super::driver_functions! {
     Context fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) |driver, here| {
         let memory = driver.settings.memory;
-        free.put(memory.saturating_sub(driver.taken(here)))?;
+        let used = driver.taken(here) + driver.settings.cached;
+        free.put(memory.saturating_sub(used))?;
         total.put(memory)
     };
 

@@ -31,6 +31,22 @@ fn calls_without_context_fail() {
     assert_eq!(current(), Ok(0));
 }
 
+#[test]
+fn attributes_tell_the_kind_of_memory() {
+    let session = session();
+    // Integrated, pageable memory, concurrent managed access, page tables of the host.
+    let attributes = || [18, 88, 89, 100].map(|what| attribute(what, 0).unwrap());
+    assert_eq!(attributes(), [0, 0, 0, 0]);
+    for (kind, expected) in [
+        ("integrated", [1, 1, 1, 1]),
+        ("coherent", [0, 1, 1, 1]),
+        ("discrete", [0, 0, 0, 0]),
+    ] {
+        session.stub.set("kind", kind);
+        assert_eq!(attributes(), expected, "{kind}");
+    }
+}
+
 /// A retain that arrived meanwhile once took the context that the release went on to empty.
 #[test]
 fn retain_waits_for_release_that_destroys() {

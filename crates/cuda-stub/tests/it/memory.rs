@@ -26,6 +26,49 @@ fn memory_is_accounted_to_the_byte_and_runs_out() {
 }
 
 #[test]
+fn memory_of_integrated_device_holds_pinned_memory() {
+    let session = session();
+    session.stub.set("memory", "10000");
+    let buffer = Buffer::new(4000, 1);
+    register(buffer.start(), 4000).unwrap();
+    assert_eq!(memory(), Ok((10000, 10000)));
+    session.stub.set("kind", "coherent");
+    assert_eq!(memory(), Ok((10000, 10000)), "two memories");
+    session.stub.set("kind", "integrated");
+    assert_eq!(memory(), Ok((6000, 10000)));
+    let pinned = host_alloc(1000).unwrap();
+    assert_eq!(alloc(5001), Err(OUT_OF_MEMORY));
+    let device = alloc(5000).unwrap();
+    assert_eq!(memory(), Ok((0, 10000)));
+    assert_eq!(host_alloc(1), Err(OUT_OF_MEMORY));
+    host_free(pinned).unwrap();
+    free(device).unwrap();
+    // The page cache is not free, but gives way.
+    session.stub.set("cached", "5500");
+    assert_eq!(memory(), Ok((500, 10000)));
+    free(alloc(6000).unwrap()).unwrap();
+    unregister(buffer.start()).unwrap();
+}
+
+/// A copy from ordinary memory that such a device reads takes the bytes when it runs. Elsewhere
+/// such an address is an error.
+#[test]
+fn integrated_device_copies_from_ordinary_memory() {
+    let session = session();
+    let (from, stream) = (Buffer::new(100, 7), stream(0).unwrap());
+    let to = alloc(100).unwrap();
+    assert_eq!(
+        dtod_async(to, from.start(), 100, stream),
+        Err(INVALID_VALUE)
+    );
+    session.stub.set("kind", "integrated");
+    dtod_async(to, from.start(), 100, stream).unwrap();
+    stream_synchronize(stream).unwrap();
+    assert_eq!(read(to, 100), vec![7; 100]);
+    assert_eq!(session.violations(), 0);
+}
+
+#[test]
 fn fresh_memory_is_poisoned() {
     let _session = session();
     let memory = alloc(5000).unwrap();

@@ -23,6 +23,7 @@ use cudarc::driver::{DriverError, result};
 
 use super::driver::{self, Driver, failure};
 use super::facts::{DeviceFacts, FreeMemory};
+use super::kind::{self, MemoryAttributes, MemoryKind};
 use super::stream::Stream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::per_process::{PerProcess, process_id};
@@ -38,6 +39,7 @@ struct Inner {
     driver: &'static Driver,
     /// The device has memory pools, so that allocations can be ordered with streams.
     has_pools: bool,
+    memory: MemoryAttributes,
     /// Stream that frees memory after all work that the context was given before.
     freeing: OnceLock<Stream>,
     /// Process that retained the context.
@@ -108,17 +110,22 @@ impl Context {
         // SAFETY: the device comes from the driver.
         let raw = unsafe { result::primary_ctx::retain(device) }
             .map_err(|error| failure(format!("cannot use GPU cuda:{ordinal}"), error))?;
-        let has_pools = attribute(
-            device,
-            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
-        )
-        .is_some_and(|supported| supported != 0);
+        let has = |name| attribute(device, name).is_some_and(|supported| supported != 0);
+        let has_pools = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+        let memory = MemoryAttributes {
+            is_integrated: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED),
+            reads_pageable: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS),
+            uses_host_page_tables: has(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+            ),
+        };
         let context = Self(Arc::new(Inner {
             ordinal,
             device,
             raw,
             driver,
             has_pools,
+            memory,
             freeing: OnceLock::new(),
             process: process_id(),
         }));
@@ -139,7 +146,13 @@ impl Context {
             name: result::device::get_name(self.0.device).unwrap_or_else(|_| "GPU".to_owned()),
             total_bytes: self.free_memory().map_or(0, |memory| memory.total),
             numa_node: self.numa_node(),
+            memory: self.memory(),
         }
+    }
+
+    /// Returns the attributes that tell the device's memory from the host's.
+    pub fn memory(&self) -> MemoryAttributes {
+        self.0.memory
     }
 
     /// Returns whether it was made in this process: a forked child cannot use it.
@@ -156,9 +169,15 @@ impl Context {
         let _bound = self.bind()?;
         let (free, total) = result::mem_get_info()
             .map_err(|error| self.failure("cannot query the free memory", error))?;
+        let (free, total) = (free as u64, total as u64);
+        let kind = self.0.memory.kind();
+        let meminfo = (kind == MemoryKind::Shared)
+            .then(|| std::fs::read_to_string("/proc/meminfo").ok())
+            .flatten();
+        let available = meminfo.as_deref().and_then(kind::available);
         Ok(FreeMemory {
-            free: free as u64,
-            total: total as u64,
+            free: kind.free_bytes(free, total, available),
+            total,
         })
     }
 

@@ -1,6 +1,9 @@
 //! Properties of devices and of the driver.
 
-/// Free and total memory of a device.
+use super::kind::MemoryAttributes;
+
+/// Free and total memory of a device. Memory that it shares with the host is free if the kernel can
+/// make it so: page cache is not in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeMemory {
     /// Unallocated bytes.
@@ -20,6 +23,8 @@ pub struct DeviceFacts {
     pub total_bytes: u64,
     /// NUMA node of host memory closest to the device, where the system reports it.
     pub numa_node: Option<u32>,
+    /// Attributes that tell its memory from the host's.
+    pub memory: MemoryAttributes,
 }
 
 /// Properties of the driver.

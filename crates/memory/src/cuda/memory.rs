@@ -107,6 +107,19 @@ pub fn wait_for_freed(context: &Context, is_over: &dyn Fn() -> bool) -> Result<(
     Ok(())
 }
 
+/// Waits until all work that this process has given to the device of `context` and to other GPUs so
+/// far is done. A GPU that has stopped has no work.
+///
+/// # Errors
+///
+/// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
+pub fn wait_for_work(context: &Context) -> Result<()> {
+    for used in context.others().iter().chain([context]) {
+        unless_lost(used, used.synchronize())?;
+    }
+    Ok(())
+}
+
 /// Retries freeing the device memory that could not be freed when it was dropped. May wait for the
 /// GPUs.
 pub fn free_leftovers() {
