@@ -86,8 +86,7 @@ pub(crate) struct BatchCopy {
     pub(crate) len: usize,
 }
 
-/// Queues the copies of one batch. An error comes with the index of the copy that failed, if one
-/// did.
+/// Queues the copies of one batch, and passes the index of each to `failed` in case that it fails.
 ///
 /// The driver promises no order within a batch, so the last copy comes first here, and those
 /// before one that fails stay queued. Copies that depend on each other are a violation.
@@ -96,28 +95,29 @@ pub(crate) fn submit_batch(
     copies: &[BatchCopy],
     named: u64,
     here: i32,
-) -> Result<(), (Status, usize)> {
+    failed: impl Fn(usize),
+) -> Outcome {
     // "Must not be legacy NULL stream."
     if LEGACY.contains(&named) {
-        return Err((INVALID_VALUE, usize::MAX));
+        return Err(INVALID_VALUE);
     }
-    let stream = driver.stream(named, here);
-    let stream = stream.map_err(|status| (status, usize::MAX))?;
+    let stream = driver.stream(named, here)?;
     if depend_on_order(copies) {
         driver.violation("copies of a batch depend on each other".to_owned());
     }
     for (index, copy) in copies.iter().enumerate().rev() {
+        failed(index);
+        if let Some(status) = driver.settings.fault("batch_copy") {
+            return Err(status);
+        }
         // All addresses are of one space.
         let [from, to] = [copy.from, copy.to].map(|address| match address {
             _ if driver.touches_device(address, 1) => Side::Device(address),
             _ => Side::Host(address),
         });
-        let fault = driver.settings.fault("batch_copy");
-        let fault = fault.or((copy.len == 0).then_some(INVALID_VALUE));
-        fault
-            .map_or_else(|| queue(driver, stream, from, to, copy.len), Err)
-            .map_err(|status| (status, index))?;
+        queue(driver, stream, from, to, copy.len)?;
     }
+    failed(usize::MAX);
     Ok(())
 }
 
@@ -137,6 +137,9 @@ fn depend_on_order(copies: &[BatchCopy]) -> bool {
 
 /// Checks a copy of at least one byte and queues it; returns whether its host memory is pageable.
 fn queue(driver: &mut Lock, stream: u64, from: Side, to: Side, len: usize) -> Outcome<bool> {
+    if len == 0 {
+        return Err(INVALID_VALUE);
+    }
     let mut copy = Copy {
         from: From::Address(0),
         to: 0,

@@ -16,12 +16,9 @@ super::driver_functions! {
         failed: Out<usize>, stream: u64,
     ) |driver, here| {
         failed.put_if_wanted(usize::MAX);
-        check(attributes, firsts, kinds, count)?;
-        let copies = copies(to, from, lengths, count)?;
-        copy::submit_batch(driver, &copies, stream, here).map_err(|(status, index)| {
-            failed.put_if_wanted(index);
-            status
-        })
+        let copies = copies([to, from, lengths], count, attributes, firsts, kinds)?;
+        let failed = |index| failed.put_if_wanted(index);
+        copy::submit_batch(driver, &copies, stream, here, failed)
     };
 
     Context fn cuMemcpyBatchAsync_v2(
@@ -29,31 +26,29 @@ super::driver_functions! {
         attributes: In<Attributes>, firsts: In<usize>, kinds: usize,
         stream: u64,
     ) |driver, here| {
-        check(attributes, firsts, kinds, count)?;
-        let copies = copies(to, from, lengths, count)?;
-        copy::submit_batch(driver, &copies, stream, here).map_err(|(status, _)| status)
+        let copies = copies([to, from, lengths], count, attributes, firsts, kinds)?;
+        copy::submit_batch(driver, &copies, stream, here, |_| ())
     };
 }
 
-/// Checks that every copy has valid attributes: each applies from the copy with its index in
-/// `firsts` to the next one's.
-fn check(attributes: In<Attributes>, firsts: In<usize>, kinds: usize, count: usize) -> Outcome {
+/// Returns the copies. Each must have valid attributes, which apply from the copy with their index
+/// in `firsts` to the next one's.
+fn copies(
+    lists: [In<usize>; 3],
+    count: usize,
+    attributes: In<Attributes>,
+    firsts: In<usize>,
+    kinds: usize,
+) -> Outcome<Vec<BatchCopy>> {
     let firsts = firsts.list(kinds.min(count))?;
     let ascend = firsts.windows(2).all(|pair| pair[0] < pair[1]);
     let inside = firsts.first() == Some(&0) && firsts.last() < Some(&count);
     let known = |it: &Attributes| matches!(it[0], 1..=3) && it[5] <= 1;
-    let valid = kinds <= count && ascend && inside && attributes.list(kinds)?.iter().all(known);
-    valid.then_some(()).ok_or(INVALID_VALUE)
-}
-
-fn copies(
-    to: In<usize>,
-    from: In<usize>,
-    lengths: In<usize>,
-    count: usize,
-) -> Outcome<Vec<BatchCopy>> {
-    let (to, from) = (to.list(count)?.into_iter(), from.list(count)?);
-    let ranges = to.zip(from).zip(lengths.list(count)?);
+    if kinds > count || !ascend || !inside || !attributes.list(kinds)?.iter().all(known) {
+        return Err(INVALID_VALUE);
+    }
+    let [to, from, len] = lists.map(|list| list.list(count));
+    let ranges = to?.into_iter().zip(from?).zip(len?);
     let copies = ranges.map(|((to, from), len)| BatchCopy { to, from, len });
     Ok(copies.collect())
 }

@@ -20,21 +20,12 @@ use crate::error::Result;
 /// batch has run, whatever the stream does before it.
 const ANY_ORDER: u32 = 3;
 
-/// `CUmemLocation`; invalid, which is no hint.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-struct Location {
-    kind: u32,
-    id: c_int,
-}
-
-/// `CUmemcpyAttributes`.
-#[derive(Clone, Copy, Debug, Default)]
+/// `CUmemcpyAttributes`. The hints are two locations of a kind and an index; zeros are none.
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Attributes {
     source_order: u32,
-    source_hint: Location,
-    destination_hint: Location,
+    hints: [[c_int; 2]; 2],
     flags: u32,
 }
 
@@ -122,33 +113,21 @@ impl Batch {
         let lengths = self.lengths.as_mut_ptr();
         let mut attributes = Attributes {
             source_order: ANY_ORDER,
-            ..Attributes::default()
+            hints: [[0; 2]; 2],
+            flags: 0,
         };
-        let (attributes, mut first) = (&raw mut attributes, 0);
-        let (first, raw) = (&raw mut first, stream.raw());
+        let (attributes, mut first, mut failed) = (&raw mut attributes, 0, 0);
+        let (first, failed, raw) = (&raw mut first, &raw mut failed, stream.raw());
         let queued = match self.function {
-            BatchCopy::WithIndex(function) => {
-                let mut failed = 0;
-                // SAFETY: the lists have `count` entries, one set of attributes applies from the
-                // first copy on, and the rest is the caller's promise.
-                unsafe {
-                    function(
-                        to,
-                        from,
-                        lengths,
-                        count,
-                        attributes,
-                        first,
-                        1,
-                        &raw mut failed,
-                        raw,
-                    )
-                }
-            }
-            BatchCopy::WithoutIndex(function) => {
-                // SAFETY: as above.
-                unsafe { function(to, from, lengths, count, attributes, first, 1, raw) }
-            }
+            // SAFETY: the lists have `count` entries, one set of attributes applies from the first
+            // copy on, and the rest is the caller's promise.
+            BatchCopy::WithIndex(function) => unsafe {
+                function(to, from, lengths, count, attributes, first, 1, failed, raw)
+            },
+            // SAFETY: as above.
+            BatchCopy::WithoutIndex(function) => unsafe {
+                function(to, from, lengths, count, attributes, first, 1, raw)
+            },
         };
         if queued == CUresult::CUDA_ERROR_NOT_SUPPORTED {
             return Ok(0);
@@ -173,10 +152,9 @@ mod tests {
     fn attributes_have_layout_of_header() {
         let offsets = [
             offset_of!(Attributes, source_order),
-            offset_of!(Attributes, source_hint),
-            offset_of!(Attributes, destination_hint),
+            offset_of!(Attributes, hints),
             offset_of!(Attributes, flags),
         ];
-        assert_eq!((offsets, size_of::<Attributes>()), ([0, 4, 12, 20], 24));
+        assert_eq!((offsets, size_of::<Attributes>()), ([0, 4, 20], 24));
     }
 }
