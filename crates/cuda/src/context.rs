@@ -194,7 +194,7 @@ impl Context {
     ///
     /// [`ErrorKind::Device`].
     pub fn available_memory(&self) -> Result<u64> {
-        crate::cuda::memory::free_leftovers();
+        crate::memory::free_leftovers();
         let _bound = self.bind()?;
         if let Some(freeing) = self.0.freeing.get() {
             // Memory that was just released becomes free when the GPU is done with it.

@@ -3,7 +3,10 @@
 //! Nothing is linked: the driver is loaded when a load needs it, and without one the load fails
 //! with an error. Everything works in the primary context of a device, which PyTorch and others use
 //! as well, and leaves the calling thread's current context unchanged. Knows nothing of files and
-//! tensors; staging memory (`memory`) and the CUDA sink are built on it.
+//! tensors; staging memory and the CUDA sink are built on it.
+//!
+//! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
+//! are released together, and anything else here may change in any release.
 
 mod batch;
 mod context;
@@ -14,6 +17,9 @@ mod kind;
 mod memory;
 mod pinned;
 mod stream;
+
+// Paths that the crates of tload share.
+pub(crate) use tload_base::{error, sync};
 
 pub use batch::Batch;
 pub use context::{Bound, Context};

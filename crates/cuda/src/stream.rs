@@ -107,7 +107,7 @@ impl Stream {
     }
 
     pub(super) fn failure(&self, what: &str, error: DriverError) -> Error {
-        crate::cuda::driver::failure(format!("cuda:{}: {what}", self.ordinal), error)
+        crate::driver::failure(format!("cuda:{}: {what}", self.ordinal), error)
     }
 }
 

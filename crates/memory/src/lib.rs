@@ -3,14 +3,12 @@
 //! Owns allocations and budgets; knows nothing of files and tensors. A [`Lease`] is the exclusive
 //! right to one window of memory: an engine holds it while the kernel may write there, a sink while
 //! the bytes are being copied out. Windows come from a [`Region`] (final memory of tensors, or a
-//! [`FileView`]) or from a [`Slab`] (staging memory, reused). [`cuda`] has memory and copies of
-//! GPUs.
+//! [`FileView`]) or from a [`Slab`] (staging memory, reused).
 //!
 //! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
 //! are released together, and anything else here may change in any release.
 
 pub mod cgroup;
-pub mod cuda;
 
 mod device;
 mod file_view;
@@ -33,6 +31,7 @@ mod write_gate;
 
 // Paths that the crates of tload share.
 pub(crate) use tload_base::{crc, error, sync};
+pub(crate) use tload_cuda as cuda;
 
 #[doc(inline)]
 pub use crate::sync::event_count::EventCount;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::RegisteredMapping;
 use crate::sync::lock::Mutex;
-use tload_memory::cuda::Context;
+use tload_cuda::Context;
 
 /// Identity of shared memory while a mapping keeps it: its device and inode.
 type Identity = (u64, u64);

@@ -16,7 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::address_space::require;
 use crate::sync::per_process::process_id;
-use tload_memory::cuda::{Context, Pinned};
+use tload_cuda::{Context, Pinned};
 
 /// Memory of another process: mapped, and registered for reads of GPUs.
 #[derive(Debug)]

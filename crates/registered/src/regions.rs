@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::cache::{RegisteredMemory, RegisteredUsage, Registrations};
 use crate::error::Error;
 use crate::sync::lock::Mutex;
-use tload_memory::cuda::Context;
+use tload_cuda::Context;
 use tload_memory::{Filled, Lease, SharedView};
 use tload_ranks::RegionListener;
 
