@@ -42,8 +42,8 @@ impl Prefixes {
         }
     }
 
-    /// Adds the prefixes of the bytes behind these, which are a multiple of [`PREFIX_STEP`] and have
-    /// all been added.
+    /// Adds the prefixes of the bytes that follow. All bytes in front of those have been added, and
+    /// their number is a multiple of [`PREFIX_STEP`].
     pub fn append(&mut self, next: &Self) {
         let mut before = self.remainders.last().copied().unwrap_or(0);
         for own in &next.remainders {

@@ -1,4 +1,4 @@
-//! Naps of threads that wait for something that wakes nobody.
+//! Naps of threads that poll, because what they wait for does not wake them.
 
 use std::cell::Cell;
 use std::time::Duration;

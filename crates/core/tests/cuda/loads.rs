@@ -85,15 +85,11 @@ fn variants_of_slots_load_every_byte() {
             let (tensors, report) = load(&loader).expect(variant);
             files.assert_all(&tensors);
             let staging = report.staging.as_ref().expect("to a GPU");
-            let slot = staging.bytes / staging.slots as u64;
+            let (slots, slot) = (staging.slots as u64, report.extent_bytes);
             let ring = trial.ring.map_or(u64::MAX, |ring| ring.max(slot));
-            assert!(
-                staging.slots as u64 * slot <= ring,
-                "{variant}: {staging:?}"
-            );
-            if let Some(most) = trial.slot {
-                assert!(report.extent_bytes <= most, "{variant}: {report}");
-            }
+            assert!(slots * slot <= ring, "{variant}: {staging:?}");
+            let most = trial.slot.unwrap_or(u64::MAX);
+            assert!(slot <= most, "{variant}: {report}");
             if report.engine.name == "pread" {
                 let mut features = report.engine.features.iter();
                 let has_strips = features.any(|it| it.starts_with("strips of "));
