@@ -30,7 +30,7 @@ const STREAMED_BYTES_MIN: usize = 4096;
 /// # Panics
 ///
 /// When the lengths differ.
-#[inline]
+#[inline(never)] // Callers in crates that are not optimised would compile their own loops.
 pub(super) fn copy_streaming(source: &[u8], target: &mut [MaybeUninit<u8>]) {
     assert_eq!(source.len(), target.len(), "copies have one length");
     if source.len() < STREAMED_BYTES_MIN {
