@@ -30,7 +30,7 @@ const STREAMED_BYTES_MIN: usize = 4096;
 /// # Panics
 ///
 /// When the lengths differ.
-#[inline]
+#[inline(never)] // Callers in crates that are not optimised would compile their own loops.
 pub(super) fn copy_streaming(source: &[u8], target: &mut [MaybeUninit<u8>]) {
     assert_eq!(source.len(), target.len(), "copies have one length");
     if source.len() < STREAMED_BYTES_MIN {
@@ -97,22 +97,20 @@ mod tests {
 
     const UNTOUCHED: u8 = 0xEE;
 
-    /// Returns the first index at or behind the beginning of a line plus `distance`.
-    fn at_distance<T>(memory: &[T], distance: usize) -> usize {
+    /// Returns the index of the byte with this distance from the first beginning of a line.
+    fn at_distance(memory: &[u8], distance: usize) -> usize {
         memory.as_ptr().addr().wrapping_neg() % LINE_BYTES + distance
     }
 
     /// Copies `len` bytes, from and to addresses with these distances from a line's beginning.
-    fn check(len: usize, from: usize, to: usize) {
-        let memory: Vec<u8> = (0..=250).cycle().take(len + 2 * LINE_BYTES).collect();
-        let from = at_distance(&memory, from);
-        let source = &memory[from..from + len];
-        let mut target = vec![MaybeUninit::new(UNTOUCHED); len + 3 * LINE_BYTES];
-        let to = at_distance(&target, to);
-        copy_streaming(source, &mut target[to..to + len]);
-        // SAFETY: every byte was initialised above.
-        let read = |byte: &MaybeUninit<u8>| unsafe { byte.assume_init() };
-        let found: Vec<u8> = target.iter().map(read).collect();
+    fn check(memory: &[u8], len: usize, from: usize, to: usize) {
+        let source = &memory[at_distance(memory, from)..][..len];
+        let mut found = vec![UNTOUCHED; len + 3 * LINE_BYTES];
+        let to = at_distance(&found, to);
+        let target = found[to..].as_mut_ptr().cast::<MaybeUninit<u8>>();
+        // SAFETY: `found` has `len` bytes there. The copy writes bytes, so they stay initialised.
+        let target = unsafe { std::slice::from_raw_parts_mut(target, len) };
+        copy_streaming(source, target);
         assert!(found[to..to + len] == *source, "{len} bytes to {to}");
         let mut around = found[..to].iter().chain(&found[to + len..]);
         assert!(around.all(|byte| *byte == UNTOUCHED), "{len} bytes to {to}");
@@ -122,20 +120,21 @@ mod tests {
     fn bytes_arrive_at_every_alignment_and_length() {
         let distances = || (0..LINE_BYTES).step_by(if cfg!(miri) { 31 } else { 1 });
         let around = |len: usize| len - 1..=len + 1;
+        let memory: Vec<u8> = (0..=250).cycle().take(3 * STREAMED_BYTES_MIN).collect();
         for to in distances() {
             for len in (0..=2)
                 .chain(around(LINE_BYTES))
                 .chain(around(STREAMED_BYTES_MIN))
             {
-                check(len, to / 2, to);
+                check(&memory, len, to / 2, to);
             }
             for from in distances() {
-                check(STREAMED_BYTES_MIN + 100, from, to);
+                check(&memory, STREAMED_BYTES_MIN + 100, from, to);
             }
         }
         for more in distances() {
-            check(STREAMED_BYTES_MIN + more, 1, 3);
-            check(2 * STREAMED_BYTES_MIN + more, 3, LINE_BYTES - 1);
+            check(&memory, STREAMED_BYTES_MIN + more, 1, 3);
+            check(&memory, 2 * STREAMED_BYTES_MIN + more, 3, LINE_BYTES - 1);
         }
     }
 
@@ -146,8 +145,9 @@ mod tests {
         let reads = std::thread::spawn(move || {
             for (wanted, bytes) in receiver {
                 // SAFETY: the copy initialised every byte.
-                let mut read = bytes.iter().map(|byte| unsafe { byte.assume_init() });
-                assert!(read.all(|byte| byte == wanted));
+                let found =
+                    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), BYTES) };
+                assert!(found == [wanted; BYTES]);
             }
         });
         for byte in 0..if cfg!(miri) { 2 } else { 200 } {

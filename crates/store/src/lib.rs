@@ -23,6 +23,7 @@ mod azure;
 mod backend;
 mod builder;
 mod checksums;
+mod ciphers;
 mod classification;
 mod client;
 mod connector;
@@ -75,6 +76,7 @@ pub(crate) use tload_format as format;
 
 pub use self::answers::{AnswerCache, AnswerPlace, Check, check};
 pub use self::backend::{Arrived, Attempt};
+pub use self::ciphers::prefer_aes_128;
 pub use self::client::READ_TIMEOUT;
 pub use self::failure::Fault;
 #[cfg(feature = "testing")]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::stamp::TILE_BYTES;
 use crate::memory::{EventCount, Lease, Slab};
 
-/// Length of a buffer, bytes: one read or write of the cache.
+/// Length of a buffer, bytes: one read of the cache. A write has up to four.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
 /// Tiles in a buffer.
