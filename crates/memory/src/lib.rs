@@ -42,6 +42,8 @@ pub use published::PublishedPool;
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use shared::{SharedMemory, SharedView, ViewEnd};
 pub use slab::Slab;
-pub use staging::{Staging, StagingFacts, StagingNeed, kept_staging, release_staging};
+pub use staging::{
+    Staging, StagingFacts, StagingNeed, kept_staging, release_staging, release_untaken_staging,
+};
 pub use target::{KeepAlive, Target};
 pub use write_gate::{WriteGate, WritePermit};

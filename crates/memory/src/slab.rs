@@ -157,7 +157,7 @@ impl Drop for Slab {
         if let Memory::Staging(staging) = &mut self.memory {
             // SAFETY: taken once, here; no other reference to the slab is left.
             let staging = unsafe { ManuallyDrop::take(staging) };
-            staging.give_back();
+            staging.keep();
         }
     }
 }

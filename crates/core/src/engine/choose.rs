@@ -128,9 +128,13 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
 /// Returns the number of threads that copy `files` for the lanes of `gpus` GPUs; `None` if there
 /// are no GPUs, or if some of the files are not in memory.
 pub(crate) fn copiers(files: &[ReadFile], gpus: usize) -> Option<usize> {
+    (gpus > 0 && files.iter().all(ReadFile::is_copied)).then(|| copiers_for(gpus))
+}
+
+/// Returns the number of threads that copy files in memory for `gpus` GPUs.
+pub(crate) fn copiers_for(gpus: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let useful = (cores - cores / 4).min(COPIERS_PER_GPU * gpus).max(2);
-    (gpus > 0 && files.iter().all(ReadFile::is_copied)).then_some(useful)
+    (cores - cores / 4).min(COPIERS_PER_GPU * gpus).max(2)
 }
 
 /// Opens the engine of a rank that another rank reads for.

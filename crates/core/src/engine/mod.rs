@@ -66,7 +66,7 @@ mod uring;
 mod work;
 
 pub use choose::{EngineKind, OpenedEngine, are_copied, available, choose, open, open_shared};
-pub(crate) use choose::{copiers, open_remote};
+pub(crate) use choose::{copiers, copiers_for, open_remote};
 pub(crate) use object::open_cached;
 pub use object::open_objects;
 pub(crate) use remote::{RemoteSetup, RemoteSource};

@@ -16,6 +16,7 @@ pub(crate) mod destinations;
 pub(crate) mod device_alloc;
 pub(crate) mod device_map;
 mod distributed;
+pub(crate) mod early;
 pub(crate) mod ending;
 pub(crate) mod lane;
 pub(crate) mod load_target;

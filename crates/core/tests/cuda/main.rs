@@ -11,6 +11,7 @@ mod budgets;
 )]
 mod child;
 mod devices;
+mod early;
 mod endings;
 mod faults;
 mod fixtures;

@@ -1,0 +1,44 @@
+//! Early start of loads to GPUs for Python: `python/tload/_load/early.py` decides when.
+
+use pyo3::prelude::*;
+use tload::internal;
+
+use crate::checkpoint::LocationArgument;
+use crate::options;
+
+/// What a thread prepares for a load to GPUs while its checkpoint is opened.
+#[pyclass(frozen, module = "tload._tload")]
+#[derive(Debug)]
+pub(crate) struct EarlyStart {
+    inner: internal::EarlyStart,
+}
+
+impl EarlyStart {
+    pub(crate) fn share(&self) -> internal::EarlyStart {
+        self.inner.clone()
+    }
+}
+
+#[pymethods]
+impl EarlyStart {
+    /// Begins to prepare a load of `locations` to the GPUs `ordinals`. Returns `None` if nothing
+    /// is prepared. Errors are those of the load, at its own time.
+    #[staticmethod]
+    fn begin(
+        py: Python<'_>,
+        locations: Vec<LocationArgument>,
+        ordinals: Vec<usize>,
+        options: &Bound<'_, PyAny>,
+    ) -> Option<Self> {
+        let options = options::read(options).ok()?;
+        let parsed = locations.into_iter().map(LocationArgument::parse);
+        let locations = parsed.collect::<tload::Result<_>>().ok()?;
+        let begin = move || internal::EarlyStart::begin(&ordinals, locations, &options);
+        py.detach(begin).map(|inner| Self { inner })
+    }
+
+    /// Frees what no load has taken.
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| self.inner.end());
+    }
+}
