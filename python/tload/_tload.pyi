@@ -320,7 +320,7 @@ class Loader:
 
 @final
 class EarlyStart:
-    """What a thread prepares for a load to GPUs while its checkpoint is opened."""
+    """Preparation of a load to GPUs, by a thread, while its checkpoint is opened."""
 
     @staticmethod
     def begin(

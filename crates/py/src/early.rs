@@ -6,7 +6,7 @@ use tload::internal;
 use crate::checkpoint::LocationArgument;
 use crate::options;
 
-/// What a thread prepares for a load to GPUs while its checkpoint is opened.
+/// Preparation of a load to GPUs, by a thread, while its checkpoint is opened.
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct EarlyStart {

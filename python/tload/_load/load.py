@@ -167,8 +167,8 @@ def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack
             dtypes = loader.dtypes()
 
             def convert_with() -> Callable[[_tload.Tensor], Any]:
-                # The converter gets the tensors' descriptions from the loader, not from each tensor:
-                # a load may be over by then.
+                # The converter gets the tensors' descriptions from the loader, not from each
+                # tensor: a load may be over by then.
                 return make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
 
             is_missing = frameworks.is_missing(framework, dtypes)

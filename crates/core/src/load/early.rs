@@ -74,8 +74,8 @@ enum Sizing {
     Unknown,
 }
 
-/// What a load that begins was prepared with. Contexts stay open until it has opened its own;
-/// memory that it has not taken by then is freed.
+/// Preparation of a load that begins. Contexts stay open until it has opened its own; memory that
+/// it has not taken by then is freed.
 pub(crate) struct Taken {
     _contexts: Vec<Context>,
 }
