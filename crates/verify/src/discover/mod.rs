@@ -28,15 +28,10 @@ use crate::error::{Error, ErrorKind, Result, nearest_name};
 use crate::options::{Location, Protocol, StoreOptions};
 use crate::storage::Source;
 use crate::sync::detached::PendingOps;
-use crate::sync::lock::Mutex;
 use crate::sync::parallel::parallel_map;
 
 /// Number of concurrent requests; each is small and takes a round trip.
 const ASKED_AT_A_TIME: usize = 64;
-
-/// Number of sources at a time whose claims are converted: some tens of thousands of tensors take
-/// milliseconds.
-const PARSED_AT_A_TIME: usize = 8;
 
 /// Source to look up.
 #[derive(Debug)]
@@ -185,16 +180,16 @@ pub fn find_now(
         Verify::Manifest(location) | Verify::Sha256(Some(location)) => {
             let found = chosen(&Location::parse(location)?, &sidecars)?;
             require_manifest_files(checkpoint, &found, checkpoint.is_whole() && !by_name)?;
-            parallel_map(&lookup, PARSED_AT_A_TIME, |lookup| {
-                from_manifest(lookup, Some(&found))
-            })
+            let said = lookup
+                .iter()
+                .map(|lookup| from_manifest(lookup, Some(&found)));
+            said.collect()
         }
     };
-    let known: Vec<_> = known.into_iter().map(Mutex::new).collect();
-    Ok(parallel_map(&known, PARSED_AT_A_TIME, |known| {
-        let known = std::mem::take(&mut *known.lock());
-        known.into_expectation(counting)
-    }))
+    let known = known.into_iter();
+    Ok(known
+        .map(|known| known.into_expectation(counting))
+        .collect())
 }
 
 /// Reads the manifest that the caller requested.
@@ -273,10 +268,10 @@ pub(super) fn gather(
     scope: LookupScope,
     sidecars: &Sidecars<'_>,
 ) -> Result<Vec<Claims>> {
-    let manifests: Vec<_> = lookup.iter().zip(manifests).collect();
-    let mut known = parallel_map(&manifests, PARSED_AT_A_TIME, |(lookup, manifest)| {
-        from_manifest(lookup, manifest.as_deref())
-    });
+    let manifests = lookup.iter().zip(manifests);
+    let mut known: Vec<_> = manifests
+        .map(|(lookup, manifest)| from_manifest(lookup, manifest.as_deref()))
+        .collect();
     let open = |known: &[Claims]| -> Vec<usize> {
         let is_open = |at: &usize| scope.goes_on(&known[*at]);
         (0..known.len()).filter(is_open).collect()

@@ -22,9 +22,6 @@ use crate::verify::{Algorithm, Digest, Expectation, Expected, HINT, Verify, corr
 /// Number of headers read again concurrently, for digests other than CRCs.
 const HEADERS_AT_A_TIME: usize = 8;
 
-/// Number of sources decided on concurrently: some tens of thousands of tensors take milliseconds.
-const DECIDED_AT_A_TIME: usize = 8;
-
 impl Check {
     /// Decides how to compare `tensors`, from which `plan` was made, with the expectations for
     /// `sources`. Both belong to the checkpoint; a tensor's shard is an index into them.
@@ -66,31 +63,26 @@ impl Check {
             plan,
             tensors,
         };
+        let mut decided: Vec<Option<Decided<'_>>> = Vec::new();
         let mut first = 0;
-        let mut requested = Vec::new();
-        for (shard, facts) in sources.iter().zip(expectations).enumerate() {
+        for (shard, (facts, expectation)) in sources.iter().zip(expectations).enumerate() {
             // Tensors are ordered by shard, so those of this shard come first.
             let rest = &check.tensors[first..];
             let count = rest.partition_point(|tensor| tensor.shard() == shard);
-            requested.push((facts, first..first + count));
-            first += count;
-        }
-        let decisions = parallel_map(&requested, DECIDED_AT_A_TIME, |(source, wanted)| {
-            let (facts, expectation) = source;
-            let is_compared = !wanted.is_empty() && !facts.is_elsewhere;
-            is_compared.then(|| decided_of(facts, expectation, &check.tensors[wanted.clone()]))
-        });
-        let mut decided: Vec<Option<Decided<'_>>> = Vec::new();
-        for (((facts, _), wanted), decision) in requested.into_iter().zip(decisions) {
-            let decision = decision.transpose()?;
-            if let Some(decision) = &decision {
-                check.account.add(facts, decision, choice)?;
-            }
-            decided.push(decision.map(|decision| Decided {
-                facts,
-                wanted,
-                decision,
-            }));
+            let wanted = first..first + count;
+            first = wanted.end;
+            decided.push(if wanted.is_empty() || facts.is_elsewhere {
+                None
+            } else {
+                let tensors = &check.tensors[wanted.clone()];
+                let decision = decided_of(facts, expectation, tensors)?;
+                check.account.add(facts, &decision, choice)?;
+                Some(Decided {
+                    facts,
+                    wanted,
+                    decision,
+                })
+            });
         }
         check.begin(&decided, pending)?;
         Ok(check)
