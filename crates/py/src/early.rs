@@ -10,13 +10,7 @@ use crate::options;
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct EarlyStart {
-    inner: internal::EarlyStart,
-}
-
-impl EarlyStart {
-    pub(crate) fn share(&self) -> internal::EarlyStart {
-        self.inner.clone()
-    }
+    pub(crate) inner: internal::EarlyStart,
 }
 
 #[pymethods]
@@ -25,7 +19,6 @@ impl EarlyStart {
     /// is prepared. Errors are those of the load, at its own time.
     #[staticmethod]
     fn begin(
-        py: Python<'_>,
         locations: Vec<LocationArgument>,
         ordinals: Vec<usize>,
         options: &Bound<'_, PyAny>,
@@ -33,8 +26,8 @@ impl EarlyStart {
         let options = options::read(options).ok()?;
         let parsed = locations.into_iter().map(LocationArgument::parse);
         let locations = parsed.collect::<tload::Result<_>>().ok()?;
-        let begin = move || internal::EarlyStart::begin(&ordinals, locations, &options);
-        py.detach(begin).map(|inner| Self { inner })
+        let inner = internal::EarlyStart::begin(&ordinals, locations, &options)?;
+        Some(Self { inner })
     }
 
     /// Frees what no load has taken.

@@ -177,7 +177,7 @@ impl Loader {
         let canceller = Canceller::default();
         let mut loader = self.inner.clone().cancelled_by(canceller.clone());
         if let Some(early) = early {
-            loader = loader.prepared_by(early.get().share());
+            loader = loader.prepared_by(early.get().inner.clone());
         }
         let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();
