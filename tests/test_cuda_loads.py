@@ -13,6 +13,7 @@ import tload
 from capsules import look
 from conftest import require
 from files import Content, tile, write_file
+from tload._load import early
 
 if TYPE_CHECKING:
     import gpu
@@ -101,6 +102,51 @@ def test_staging_memory_is_kept_until_released(cuda: gpu.Stub, floats: Floats) -
 
 
 @pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(
+    ("devices", "known"),
+    [
+        ({"device": "cuda:1"}, [1]),
+        ({"device": 1}, [1]),
+        ({"device": "cuda"}, [0]),
+        ({"device": "cuda:0", "device_map": {"t0*": 1, "t1*": "cpu"}}, [0, 1]),
+        ({}, []),
+        ({"device": "cuda:x"}, []),
+        ({"device": -1}, []),
+    ],
+)
+def test_gpus_are_prepared_as_soon_as_they_are_known(devices: dict[str, Any], known: list[int]) -> None:
+    both = devices.get("device", "cpu"), devices.get("device_map")
+    assert early._ordinals(*both, "dlpack") == known
+
+
+def test_locations_are_prepared_but_not_open_checkpoints(floats: Floats) -> None:
+    path = floats[0]
+    assert early._locations(path) == [path]
+    assert early._locations([str(path), path]) == [str(path), path]
+    with tload.open(path) as checkpoint:
+        assert early._locations(checkpoint) == []
+    assert early._locations(iter([path])) == []  # type: ignore[arg-type]
+
+
+def test_early_start_is_used_or_freed(
+    cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLOAD_TRY", "early")
+    path, tensors = megabytes
+    with pytest.raises(tload.NotFoundError):
+        tload.stream(path.parent / "none.safetensors", framework="dlpack", device="cuda:0")
+    with pytest.raises(tload.NoSuchTensorError):
+        tload.stream(path, framework="dlpack", device="cuda:0", names="none")
+    cuda.settle()
+    for reused in (False, True):
+        with tload.stream(path, framework="dlpack", device="cuda:0") as stream:
+            assert {name: raw(tensor) for name, tensor in stream} == {
+                name: content.raw for name, content in tensors.items()
+            }
+        assert stream.report.staging is not None
+        assert stream.report.staging.reused is reused
+
+
 def test_small_device_limit_error_names_minimum(megabytes: tuple[Path, dict[str, Content]]) -> None:
     with pytest.raises(MemoryError) as caught:
         tload.stream(megabytes[0], framework="dlpack", device="cuda:1", device_memory_limit="1 MiB")

@@ -16,6 +16,7 @@ __all__ = [
     "SCHEMES",
     "STORE_KEYS",
     "Checkpoint",
+    "EarlyStart",
     "FlatBytes",
     "Group",
     "Loader",
@@ -313,7 +314,19 @@ class Loader:
     def devices(self) -> list[str]:
         """Return the devices of `selected()`, each once."""
 
-    def stream(self, allocator: _Allocator | None = None, group: Group | None = None) -> Stream: ...
+    def stream(
+        self, allocator: _Allocator | None = None, group: Group | None = None, early: EarlyStart | None = None
+    ) -> Stream: ...
+
+@final
+class EarlyStart:
+    """Preparation of a load to GPUs, by a thread, while its checkpoint is opened."""
+
+    @staticmethod
+    def begin(
+        locations: Sequence[str | PathLike[str]], ordinals: Sequence[int], options: Options
+    ) -> EarlyStart | None: ...
+    def end(self) -> None: ...
 
 @final
 class Sharding:

@@ -4,7 +4,7 @@
 //! are released together, and anything else here may change in any release.
 //!
 //! `opening.rs` finds the shards of a location and checks that together they form one model,
-//! `headers.rs` reads their headers. No tensor is read here.
+//! `headers.rs` reads their headers, `names.rs` merges them with the index. No tensor is read here.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -31,8 +31,8 @@ const TOO_LONG: TooLong = TooLong {
 /// Grace period beyond the timeout of requests, so that their own errors are reported first.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Minimum number of tensors in an index whose names become a map on a thread of its own: fewer take
-/// less time than starting one. (0.1 ms for 1,000, 2026-11.)
+/// Minimum number of tensors in an index whose names become a map on a thread of its own: fewer
+/// take less time than starting one. (An estimate of 2026-11.)
 const LISTED_BESIDE_MIN: usize = 1000;
 
 /// Opened files of a checkpoint, before their headers are merged.

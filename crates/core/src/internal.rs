@@ -3,6 +3,7 @@
 
 pub use crate::error::{nearest_name, printable};
 pub use crate::format::HeaderError;
+pub use crate::load::early::EarlyStart;
 pub use crate::load::metrics::metrics_text;
 pub use crate::options::{
     OptionKey, OptionKind, OptionValue, StoreKey, TRIAL_VARIABLE, Trial, format_bytes, parse_bytes,

@@ -7,6 +7,7 @@ use crate::clock::Clock;
 use crate::context;
 use crate::driver::{Driver, Lock, changed};
 use crate::memory;
+use crate::settings::linger;
 use crate::status::{INVALID_CONTEXT, INVALID_DEVICE, Outcome, Status};
 use crate::stream::Kind;
 
@@ -87,6 +88,9 @@ impl Driver {
 pub(crate) fn retain(driver: &mut Lock, ordinal: i32) -> Outcome<u64> {
     driver.device(ordinal)?;
     driver.wait_while(|driver| driver.known(ordinal).ending);
+    if driver.known(ordinal).retains == 0 {
+        linger(driver.settings.context_delay);
+    }
     let device = driver.known(ordinal);
     device.retains += 1;
     Ok(device.context)

@@ -4,7 +4,7 @@
 use crate::clock::Clock;
 use crate::driver::{Driver, Lock};
 use crate::mapping::{self, Mapping};
-use crate::settings::Kind;
+use crate::settings::{Kind, linger};
 use crate::status::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Outcome};
 
 /// Flags `PORTABLE` and `DEVICEMAP`, implied for all memory where addresses are unified.
@@ -82,6 +82,8 @@ impl Driver {
         if len > self.settings.register_max {
             return Err(OUT_OF_MEMORY);
         }
+        let mib = u32::try_from(len >> 20).unwrap_or(u32::MAX);
+        linger(self.settings.register_delay * mib);
         let pinned = Pinned {
             len,
             ordinal,

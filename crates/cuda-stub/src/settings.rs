@@ -1,13 +1,13 @@
 //! Settings for tests: the machine, delays and faults. The environment sets them first,
 //! `tload_cuda_stub_set` later.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::status::Status;
 
 /// All keys: lower case in `tload_cuda_stub_set`, upper case after `TLOAD_CUDA_STUB_` in the
 /// environment.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 17] = [
     "devices",
     "memory",
     "busy",
@@ -15,6 +15,8 @@ const KEYS: [&str; 15] = [
     "kind",
     "version",
     "copy_delay_us",
+    "context_delay_us",
+    "register_us_per_mib",
     "stalled",
     "bandwidth",
     "register_max",
@@ -52,6 +54,10 @@ pub(crate) struct Settings {
     pub(crate) version: i32,
     /// Minimum duration of each copy.
     pub(crate) copy_delay: Duration,
+    /// Duration of creating a context.
+    pub(crate) context_delay: Duration,
+    /// Duration of registering one MiB.
+    pub(crate) register_delay: Duration,
     /// Devices whose copies do not end while they are here.
     pub(crate) stalled: Vec<i32>,
     /// Bytes per second of all copies of a device together; 0 is without limit.
@@ -91,6 +97,8 @@ impl Default for Settings {
             kind: Kind::Discrete,
             version: 12_080,
             copy_delay: Duration::ZERO,
+            context_delay: Duration::ZERO,
+            register_delay: Duration::ZERO,
             stalled: Vec::new(),
             bandwidth: 0,
             register_max: usize::MAX,
@@ -140,7 +148,9 @@ impl Settings {
                 };
             }
             "version" => self.version = value.parse().ok()?,
-            "copy_delay_us" => self.copy_delay = Duration::from_micros(value.parse().ok()?),
+            "copy_delay_us" => self.copy_delay = micros(value)?,
+            "context_delay_us" => self.context_delay = micros(value)?,
+            "register_us_per_mib" => self.register_delay = micros(value)?,
             "stalled" => {
                 let ordinals = items(value).map(|item| item.parse().ok());
                 self.stalled = ordinals.collect::<Option<_>>()?;
@@ -191,6 +201,18 @@ impl Fault {
     fn is_due(&self) -> bool {
         let past = self.count > 0 && self.calls >= self.first.saturating_add(self.count);
         self.calls >= self.first && !past
+    }
+}
+
+fn micros(value: &str) -> Option<Duration> {
+    value.parse().ok().map(Duration::from_micros)
+}
+
+/// Takes time, as a real driver does.
+pub(crate) fn linger(time: Duration) {
+    let end = Instant::now() + time;
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        std::thread::park_timeout(left);
     }
 }
 

@@ -46,7 +46,9 @@ pub use published::{PublishedPool, RegionsStart};
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use shared::{SharedMemory, SharedView, ViewEnd};
 pub use slab::Slab;
-pub use staging::{Staging, StagingFacts, StagingNeed, kept_staging, release_staging};
+pub use staging::{
+    Staging, StagingFacts, StagingNeed, kept_staging, release_staging, release_untaken_staging,
+};
 pub use strip::Strip;
 pub use target::{KeepAlive, Target};
 pub use write_gate::{WriteGate, WritePermit};

@@ -163,7 +163,7 @@ impl Drop for Slab {
         if let Memory::Staging(staging) = &mut self.memory {
             // SAFETY: taken once, here; no other reference to the slab is left.
             let staging = unsafe { ManuallyDrop::take(staging) };
-            staging.give_back();
+            staging.keep();
         }
     }
 }

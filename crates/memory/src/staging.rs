@@ -47,6 +47,8 @@ pub struct Staging {
     /// Mapping, unmapped when all registrations have ended.
     mapping: ManuallyDrop<Mapping>,
     facts: StagingFacts,
+    /// No load has used it.
+    is_new: bool,
     /// Process that owns the memory.
     process: u32,
 }
@@ -98,7 +100,7 @@ impl Staging {
         drop(others);
         match fitting {
             Some(mut staging) => {
-                staging.facts.reused = true;
+                staging.facts.reused = !std::mem::take(&mut staging.is_new);
                 if staging.pins.is_empty()
                     && let Some(context) = need.context
                 {
@@ -109,6 +111,22 @@ impl Staging {
             }
             None => Self::fresh(need, kind.1),
         }
+    }
+
+    /// Allocates memory for a load that has not begun, unless an earlier one has left some. The
+    /// load takes it once it is [kept](Self::keep).
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::take`].
+    pub fn ahead(need: &StagingNeed<'_>) -> Result<Option<Self>> {
+        let kind = kind_for(need.context);
+        if IDLE.lock().iter().any(|staging| staging.kind() == kind) {
+            return Ok(None);
+        }
+        let mut staging = Self::fresh(need, kind.1)?;
+        staging.is_new = true;
+        Ok(Some(staging))
     }
 
     fn fresh(need: &StagingNeed<'_>, node: Option<u32>) -> Result<Self> {
@@ -125,6 +143,7 @@ impl Staging {
                 ..StagingFacts::default()
             },
             mapping: ManuallyDrop::new(mapping),
+            is_new: false,
             process: process_id(),
         };
         if let Some(context) = need.context {
@@ -204,7 +223,7 @@ impl Staging {
     }
 
     /// Keeps the memory for the next load, and frees the oldest if too much is kept.
-    pub(super) fn give_back(self) {
+    pub fn keep(self) {
         if !self.is_ours() {
             return;
         }
@@ -274,6 +293,13 @@ pub fn release_staging() -> usize {
     staging.iter().map(|staging| staging.facts.bytes).sum()
 }
 
+/// Frees memory that was [prepared](Staging::ahead) and kept, and that no load has taken.
+pub fn release_untaken_staging() {
+    let untaken: Vec<_> = IDLE.lock().extract_if(.., |kept| kept.is_new).collect();
+    // The lock is released first, because unpinning takes a while.
+    drop(untaken);
+}
+
 /// Minimum of the kept bytes that the next load which needs memory for this GPU, or for none,
 /// reuses or frees: it reuses the memory of one load and leaves that of others, or frees all.
 pub fn kept_staging(context: Option<&Context>) -> usize {
@@ -306,18 +332,18 @@ mod tests {
         release_staging();
         let first = Staging::take(&need(4096, 8)).expect("maps");
         assert!(!first.facts().reused);
-        first.give_back();
+        first.keep();
         let second = Staging::take(&need(8192, 4)).expect("there");
         assert!(second.facts().reused, "cut anew");
         assert_eq!(second.offsets(8192), [0, 8192, 16384, 24576]);
-        second.give_back();
+        second.keep();
         assert_eq!(kept_staging(None), 32768);
         let mut pinned = Staging::fresh(&need(4096, 1), None).expect("maps");
         pinned.facts.for_gpu = true;
-        pinned.give_back();
+        pinned.keep();
         assert_eq!(kept_staging(None), 32768, "of the kind that is needed");
         let other = Staging::fresh(&need(4096, 3), None).expect("maps");
-        other.give_back();
+        other.keep();
         assert_eq!(
             kept_staging(None),
             12288,
@@ -325,9 +351,23 @@ mod tests {
         );
         let larger = Staging::take(&need(4096, 9)).expect("maps");
         assert!(!larger.facts().reused, "and what did not fit made room");
-        larger.give_back();
+        larger.keep();
         assert_eq!(release_staging(), 36864 + 4096);
         assert_eq!(release_staging(), 0);
+        let ahead = Staging::ahead(&need(4096, 8)).expect("maps");
+        ahead.expect("nothing is kept").keep();
+        release_untaken_staging();
+        assert_eq!(kept_staging(None), 0);
+        let ahead = Staging::ahead(&need(4096, 8)).expect("maps");
+        ahead.expect("nothing is kept").keep();
+        assert!(Staging::ahead(&need(4096, 8)).expect("no need").is_none());
+        for reused in [false, true] {
+            let staging = Staging::take(&need(4096, 8)).expect("there");
+            assert_eq!(staging.facts().reused, reused, "by a load");
+            staging.keep();
+        }
+        release_untaken_staging();
+        assert_eq!(release_staging(), 32768, "one mapping");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod allocator;
 mod checkpoint;
 mod copy;
 mod dlpack;
+mod early;
 mod error;
 mod events;
 mod forked;
@@ -48,6 +49,8 @@ mod _tload {
     use crate::checkpoint::Checkpoint;
     #[pymodule_export]
     use crate::copy::{copy, has_secret, list_files, read_beside, show_location};
+    #[pymodule_export]
+    use crate::early::EarlyStart;
     #[pymodule_export]
     use crate::group::Group;
     #[pymodule_export]

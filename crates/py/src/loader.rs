@@ -8,6 +8,7 @@ use tload::{Canceller, Device, DeviceMap, LoadTargetRules};
 
 use crate::allocator::PythonAllocator;
 use crate::checkpoint::{Checkpoint, Described, describe};
+use crate::early::EarlyStart;
 use crate::error::exception;
 use crate::forked::Owned;
 use crate::group::Group;
@@ -164,16 +165,20 @@ impl Loader {
 
     /// Starts to read, together with the other ranks of `group`, if there is one. GPU memory comes
     /// from `allocator`, if there is one: it is called on the calling thread, here and in
-    /// `Stream.receive`.
-    #[pyo3(signature = (allocator=None, group=None))]
+    /// `Stream.receive`. `early` has prepared the load.
+    #[pyo3(signature = (allocator=None, group=None, early=None))]
     fn stream(
         &self,
         py: Python<'_>,
         allocator: Option<Py<PyAny>>,
         group: Option<&Bound<'_, Group>>,
+        early: Option<&Bound<'_, EarlyStart>>,
     ) -> PyResult<Stream> {
         let canceller = Canceller::default();
         let mut loader = self.inner.clone().cancelled_by(canceller.clone());
+        if let Some(early) = early {
+            loader = loader.prepared_by(early.get().inner.clone());
+        }
         let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();
         let join = |group: &Bound<'_, Group>| group.get().join(py, &raised);

@@ -314,16 +314,12 @@ impl Stream {
     /// interpreter: each time, another thread could keep its lock for milliseconds. Waits for no
     /// thread that may be receiving.
     fn receive_ready(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
-        let Ok(mut running) = self.running.try_lock() else {
+        let mut running = self.running.try_lock().ok();
+        let mut stream = running.as_mut().and_then(|running| running.as_mut());
+        let Some(tensor) = stream.as_mut().and_then(|stream| stream.take_ready()) else {
             return Ok(None);
         };
-        let Some(stream) = &mut *running else {
-            return Ok(None);
-        };
-        let Some(tensor) = stream.take_ready() else {
-            return Ok(None);
-        };
-        if stream.wants_memory() {
+        if let Some(stream) = stream.filter(|stream| stream.wants_memory()) {
             self.receiving_on(Some(thread::current().id()));
             py.detach(|| stream.provide_memory());
             self.receiving_on(None);

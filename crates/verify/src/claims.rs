@@ -88,7 +88,7 @@ impl Claims {
 
     /// Returns the expectation for a load: from the strongest authority with an accepted digest,
     /// and of its digests the cheapest.
-    pub(super) fn into_expectation(self, counting: Counting) -> Expectation {
+    pub(super) fn into_expectation(mut self, counting: Counting) -> Expectation {
         let is_it = |claim: &Claim| claim.counts(counting);
         let Some(at) = self.claims.iter().position(is_it) else {
             let without = self.claims.iter().map(|claim| no_sha256(&claim.by));
@@ -97,16 +97,17 @@ impl Claims {
                 why: why.join("; "),
             };
         };
-        let claim = &self.claims[at];
+        let claim = self.claims.swap_remove(at);
         let of_tensor = |said: &TensorClaim| counting.cheapest(&said.digests);
-        let tensors = claim.tensors.iter();
+        let header = claim.header(counting);
+        let tensors = claim.tensors.into_iter();
         Expectation::Of(Expected {
-            by: claim.by.clone(),
+            by: claim.by,
             len: claim.len,
-            header: claim.header(counting),
+            header,
             whole: counting.cheapest(&claim.whole),
             tensors: tensors
-                .filter_map(|(name, said)| Some((name.clone(), of_tensor(said)?)))
+                .filter_map(|(name, said)| Some((name, of_tensor(&said)?)))
                 .collect(),
         })
     }

@@ -98,6 +98,20 @@ pub struct Digest {
     bytes: [u8; 32],
 }
 
+/// Values of hexadecimal digits; 0x10 for other characters. A manifest has 72 bytes of digits for
+/// each tensor.
+const HEX: [u8; 256] = {
+    let mut values = [0x10; 256];
+    let mut value = 0;
+    while value < 16 {
+        let digit = b"0123456789abcdef"[value as usize];
+        values[digit as usize] = value;
+        values[digit.to_ascii_uppercase() as usize] = value;
+        value += 1;
+    }
+    values
+};
+
 impl Digest {
     /// Creates a digest from its bytes, the most significant of a CRC first; `None` if their number
     /// is not that of the algorithm.
@@ -122,9 +136,11 @@ impl Digest {
             return None;
         }
         for (byte, digits) in own.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            let digit = |digit: u8| char::from(digit).to_digit(16);
-            let value = digit(digits[0])? << 4 | digit(digits[1])?;
-            *byte = u8::try_from(value).ok()?;
+            let [high, low] = [digits[0], digits[1]].map(|digit| HEX[usize::from(digit)]);
+            if high | low > 0xF {
+                return None;
+            }
+            *byte = high << 4 | low;
         }
         Some(Self { algorithm, bytes })
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from tload._load import indices
+from tload._load import early, indices
 from tload._load.call import Call
 from tload._load.stream import TensorStream
 from tload._options.keywords import LoadKeywords, OptionKeywords, lists, refuse_unknown
@@ -144,38 +144,40 @@ def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack
     if framework == "torch":
         call.options = torch_tensors.with_writable(call.options)
     options = call.options
-    with beginning(call.group, options) as joined:
-        uses_gpu = devices.uses_gpu(device, device_map)
-        make_converter = frameworks.converters(framework, options)
-        importing = None
-        if framework == "torch" and uses_gpu and imports.are_missing(["torch"]):
-            # Beside the opening, which may wait for a store.
-            importing = BackgroundImport("torch", lambda: make_converter((), tuple), options.timeout)
-        checkpoint = call.open(joined)
-        if importing is not None:
-            importing.result()
-        divided = indices.slices_of(keywords.get("slices"))
-        chosen = call.rules(checkpoint)
-        cpu_or_gpu = cuda.device_name(device, framework)
-        mapped = devices.entries(device_map, framework)
-        loader = call.loader(checkpoint, divided, **chosen, device=cpu_or_gpu, device_map=mapped)
-        shares = joined is not None and joined.size > 1 and options.share != "none"
-        if shares and "cpu" in loader.devices():
-            make_converter = frameworks.converters(framework, options, is_shared=True)
-        dtypes = loader.dtypes()
+    known = (device, device_map) if call.group is None else (None, None)
+    with early.starting(source, known, framework, options) as prepared:
+        with beginning(call.group, options) as joined:
+            uses_gpu = devices.uses_gpu(device, device_map)
+            make_converter = frameworks.converters(framework, options)
+            importing = None
+            if framework == "torch" and uses_gpu and imports.are_missing(["torch"]):
+                # Beside the opening, which may wait for a store.
+                importing = BackgroundImport("torch", lambda: make_converter((), tuple), options.timeout)
+            checkpoint = call.open(joined)
+            if importing is not None:
+                importing.result()
+            divided = indices.slices_of(keywords.get("slices"))
+            chosen = call.rules(checkpoint)
+            cpu_or_gpu = cuda.device_name(device, framework)
+            mapped = devices.entries(device_map, framework)
+            loader = call.loader(checkpoint, divided, **chosen, device=cpu_or_gpu, device_map=mapped)
+            shares = joined is not None and joined.size > 1 and options.share != "none"
+            if shares and "cpu" in loader.devices():
+                make_converter = frameworks.converters(framework, options, is_shared=True)
+            dtypes = loader.dtypes()
 
-        def convert_with() -> Callable[[_tload.Tensor], Any]:
-            # The converter gets the tensors' descriptions from the loader, not from each tensor: a
-            # load may be over by then.
-            return make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
+            def convert_with() -> Callable[[_tload.Tensor], Any]:
+                # The converter gets the tensors' descriptions from the loader, not from each
+                # tensor: a load may be over by then.
+                return make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
 
-        is_missing = frameworks.is_missing(framework, dtypes)
-        # Everything that can fail is done before the first read, except what needs the import.
-        convert = None if is_missing else convert_with()
-        if is_missing:
-            frameworks.check_dtypes(framework, dtypes, loader)
-        allocator = devices.allocator(framework, loader.devices())
-    raw = loader.stream(allocator, joined)
+            is_missing = frameworks.is_missing(framework, dtypes)
+            # Everything that can fail is done before the first read, except what needs the import.
+            convert = None if is_missing else convert_with()
+            if is_missing:
+                frameworks.check_dtypes(framework, dtypes, loader)
+            allocator = devices.allocator(framework, loader.devices())
+        raw = loader.stream(allocator, joined, prepared)
     try:
         if is_missing:
             importing = BackgroundImport(framework, convert_with, options.timeout)

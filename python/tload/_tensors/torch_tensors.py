@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tload._errors import UnsupportedError, advise
 from tload._tensors import cuda
@@ -114,8 +114,7 @@ def converter(
     direct = IMPORTED & dtypes.keys()
     direct |= {name for name in dtypes.keys() - direct - {"F4"} if _is_exchanged(dtypes[name])}
 
-    is_inference = torch.is_inference_mode_enabled
-    blanks: dict[tuple[str, str, bool], torch.Tensor] = {}
+    blanks: dict[tuple[str, str, bool], Any] = {}
 
     def convert(tensor: _tload.Tensor) -> torch.Tensor:
         name, device = tensor.dtype, tensor.device
@@ -131,15 +130,8 @@ def converter(
             made, shape = torch.uint8, (*shape[:-1], shape[-1] // 2)
         memory = tensor.owner()
         if memory is not None:
-            # Not a view of `owner`: tensors in one allocation must not share autograd's version
-            # counter.
-            owner, offset = memory
-            key = name, device, is_inference()
-            blank = blanks.get(key)
-            if blank is None:
-                blanks[key] = blank = owner.new_empty(0, dtype=made)
-            # `data` is a new tensor, in two thirds of the time of another empty one.
-            own: torch.Tensor = blank.data.set_(owner.untyped_storage(), offset // made.itemsize, shape)
+            key = name, device, torch.is_inference_mode_enabled()
+            own: torch.Tensor = _owned(blanks, key, memory, made, shape)
             return own if made is dtype else own.view(dtype)
         ordinal = cuda.ordinal_of(device)
         if ordinal is not None:
@@ -148,6 +140,25 @@ def converter(
         return from_dlpack(tensor.flat()).view(dtype).view(shape)
 
     return convert
+
+
+def _owned(
+    blanks: dict[tuple[str, str, bool], Any],
+    key: tuple[str, str, bool],
+    memory: tuple[Any, int],
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+) -> Any:
+    """Return a tensor in an allocation of torch. `blanks` has an empty one for each `key` so far.
+
+    It is not a view of the allocation: tensors in one must not share autograd's version counter.
+    """
+    owner, offset = memory
+    blank = blanks.get(key)
+    if blank is None:
+        blanks[key] = blank = owner.new_empty(0, dtype=dtype)
+    # `data` is a new tensor, in two thirds of the time of another empty one.
+    return blank.data.set_(owner.untyped_storage(), offset // dtype.itemsize, shape)
 
 
 def _is_exchanged(dtype: torch.dtype) -> bool:

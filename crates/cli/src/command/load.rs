@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
-use tload::internal::format_bytes;
+use tload::internal::{EarlyStart, format_bytes};
 use tload::{Device, Error, ErrorKind, Loader, Report, Result, Tensor, TensorStream};
 
 use super::open::open;
@@ -34,8 +34,20 @@ pub(crate) fn run(
     let device = options::device(&args.device)?;
     let rules = options::device_map(&args.device_map)?;
     let timeout = args.tuning.0.timeout;
+    let ordinal = match device {
+        Device::Cuda(ordinal) => Some(ordinal).filter(|_| args.device_map.is_empty()),
+        _ => None,
+    };
+    let ordinals: Vec<usize> = ordinal.into_iter().collect();
+    let locations = options::location(&args.location).into_iter().collect();
+    let early = EarlyStart::begin(&ordinals, locations, &args.tuning.0);
     let checkpoint = open(&args.location, &args.opening, timeout, interrupt)?;
-    let loader = Loader::new(checkpoint)
+    let loader = Loader::new(checkpoint);
+    let loader = match early {
+        Some(early) => loader.prepared_by(early),
+        None => loader,
+    };
+    let loader = loader
         .select(options::selection(&args.select)?)
         .device(device)
         .device_map(rules)

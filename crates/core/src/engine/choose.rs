@@ -130,12 +130,19 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
 /// are no GPUs, or if some of the files are not in memory. `by_pages`: the number depends on the
 /// kind of pages that they are in.
 pub(crate) fn copiers(files: &[ReadFile], gpus: usize, by_pages: bool) -> Option<usize> {
-    let useful = if by_pages {
-        copier_count::by_pages(Cores::here(), Pages::of(files), gpus)
-    } else {
-        copiers_of_host().min(COPIERS_PER_GPU * gpus).max(2)
+    let useful = || {
+        if by_pages {
+            copier_count::by_pages(Cores::here(), Pages::of(files), gpus)
+        } else {
+            copiers_for(gpus)
+        }
     };
-    (gpus > 0 && files.iter().all(ReadFile::is_copied)).then_some(useful)
+    (gpus > 0 && files.iter().all(ReadFile::is_copied)).then(useful)
+}
+
+/// Returns the number of threads that copy files in memory for `gpus` GPUs.
+pub(crate) fn copiers_for(gpus: usize) -> usize {
+    copiers_of_host().min(COPIERS_PER_GPU * gpus).max(2)
 }
 
 /// Returns the number of threads that copy for one of `ranks` ranks of this machine, which copy at

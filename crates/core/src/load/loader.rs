@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::checkpoint::{BoxError, Checkpoint};
 use super::destinations::DeviceRules;
 use super::device_map::DeviceMap;
+use super::early::EarlyStart;
 use super::stream::Canceller;
 use crate::checkpoint::OpenOptions;
 use crate::error::Result;
@@ -60,6 +61,7 @@ pub struct Loader {
     pub(super) region_cache: RegionCache,
     pub(super) group: Option<Arc<dyn Group>>,
     pub(super) canceller: Canceller,
+    pub(super) early: Option<EarlyStart>,
 }
 
 impl Loader {
@@ -102,6 +104,7 @@ impl Loader {
             region_cache: RegionCache::default(),
             group: None,
             canceller: Canceller::default(),
+            early: None,
         }
     }
 
@@ -341,6 +344,14 @@ impl Loader {
     #[must_use]
     pub fn cancelled_by(mut self, canceller: Canceller) -> Self {
         self.canceller = canceller;
+        self
+    }
+
+    /// Sets what has been prepared for this load since before its checkpoint was opened.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn prepared_by(mut self, early: EarlyStart) -> Self {
+        self.early = Some(early);
         self
     }
 

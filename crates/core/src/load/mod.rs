@@ -6,6 +6,8 @@
 //! Then each lane runs the loop of `pipeline/` on a thread of `lane.rs`, and `stream/` hands
 //! finished tensors over.
 //!
+//! Where one call opens and loads, `early.rs` prepares GPUs meanwhile.
+//!
 //! Memory that a load may hold is charged to its budget until the caller has received it; that is
 //! the only back-pressure. A lane never calls the caller's allocator (`device_alloc.rs` does, on
 //! the caller's thread) and writes to the caller's memory only inside its write gate.
@@ -16,6 +18,7 @@ pub(crate) mod destinations;
 pub(crate) mod device_alloc;
 pub(crate) mod device_map;
 mod distributed;
+pub(crate) mod early;
 pub(crate) mod ending;
 pub(crate) mod lane;
 pub(crate) mod load_target;

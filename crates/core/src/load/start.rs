@@ -11,6 +11,7 @@ use super::Loader;
 use super::check::{self, Check};
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
 use super::distributed::Joined;
+use super::early::EarlyStart;
 use super::ending::LoadEnd;
 use super::lane::{self, LaneEngine, Refused};
 use super::outputs::Outputs;
@@ -79,6 +80,8 @@ impl Loader {
         let timeline = Timeline::default();
         let planned = timeline.record("plan", started);
         let check = self.check(&prepared, started)?;
+        // Until the load has its own contexts and memory.
+        let _prepared = self.early.as_ref().and_then(EarlyStart::take);
         let given = allocator.is_some();
         let outputs = Outputs::new(&prepared, &options, &self.region_cache, given)?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());

@@ -12,6 +12,7 @@ mod budgets;
 )]
 mod child;
 mod devices;
+mod early;
 mod endings;
 mod faults;
 mod fixtures;
