@@ -15,10 +15,10 @@
 //!
 //! Bytes at edges where two windows meet are read twice.
 
+mod bands;
 mod cluster;
 mod near_glob;
 mod order;
-mod parts;
 mod place;
 mod read_hints;
 pub mod schedule;
@@ -38,9 +38,9 @@ mod tests;
 use std::collections::HashMap;
 use std::ops::Range;
 
+pub use bands::Band;
 pub use cluster::{JointRange, NodeWants, divide};
 pub use order::Order;
-pub use parts::Part;
 pub use place::{Arrangement, Layout, build};
 pub use read_hints::ReadHints;
 pub use select::Selection;

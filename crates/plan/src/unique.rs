@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::parts::{Part, bands};
+use super::bands::{Band, disjoint_bands};
 use super::share::Need;
 
 /// Most runs of slices that are listed for one plan. Slices that repeat alike are counted without.
@@ -58,7 +58,7 @@ impl Counter {
 /// Worked example: columns 0..4 and 2..6 of a matrix of 10 columns and 3 rows of bytes. The union
 /// of their first runs has 6 bytes, which repeat 3 times.
 fn repeated(overlapping: &[Need<'_>]) -> Option<u64> {
-    Some(bands(overlapping)?.iter().map(Part::bytes).sum())
+    Some(disjoint_bands(overlapping)?.iter().map(Band::bytes).sum())
 }
 
 /// Returns the number of bytes in at least one of these ranges.

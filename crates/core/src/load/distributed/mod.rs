@@ -261,7 +261,7 @@ impl Loader {
             .is_err_and(|it| it.kind() == ErrorKind::OutOfMemory)
             && shared.publish_whole()
         {
-            // Parts take slots beside them; whole regions need none.
+            // Bands need slots beside their regions; whole regions need none.
             reader = open(&shared);
         }
         let reader = reader?;

@@ -12,7 +12,7 @@ use crate::load::check::Check;
 use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, RegionsStart, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::{DeviceRegions, DeviceStart, PublishedParts};
+use crate::sink::{DeviceRegions, DeviceStart, PublishedBands};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -54,8 +54,8 @@ pub enum LeaseOrigin {
 pub struct PublishedMemory {
     /// Budget, and the memory.
     pub pool: PublishedPool,
-    /// Regions that are published in parts, which the slots of the feed's slab are scattered to.
-    pub parts: Arc<PublishedParts>,
+    /// Regions that are published in bands, to which the slots of the feed's slab are scattered.
+    pub bands: Arc<PublishedBands>,
     /// Reads of the other regions go by way of slots, too.
     pub is_copied: bool,
 }
@@ -339,7 +339,7 @@ impl Feed {
                 | LeaseOrigin::Received { pool, .. }
                 | LeaseOrigin::Views { pool, .. } => pool.close(),
                 LeaseOrigin::Published(memory) => {
-                    memory.parts.close();
+                    memory.bands.close();
                     memory.pool.close();
                 }
                 LeaseOrigin::Device(regions) => regions.close(),
@@ -366,13 +366,13 @@ impl Feed {
             LeaseOrigin::Regions(pool) => {
                 NotBegun::unless(pool.begin_region(planned.bytes, planned.tensors)?, writer)
             }
-            LeaseOrigin::Published(PublishedMemory { pool, parts, .. }) => {
-                let Some(lens) = parts.lens(region) else {
+            LeaseOrigin::Published(PublishedMemory { pool, bands, .. }) => {
+                let Some(lens) = bands.lens(region) else {
                     let begun = pool.begin_region(planned.bytes, planned.tensors)?;
                     return NotBegun::unless(begun, writer);
                 };
                 match pool.begin_regions(&lens, planned.tensors)? {
-                    RegionsStart::Regions(writers) => parts.begun(region, writers),
+                    RegionsStart::Regions(writers) => bands.begun(region, writers),
                     RegionsStart::Evicts(evicted) => return Err(NotBegun::Evicts(evicted)),
                     RegionsStart::Full => return Ok(false),
                 }
@@ -516,9 +516,9 @@ impl Feed {
                 .expect("a slot was free, and only this lock's owner takes any")
         };
         match origin {
-            LeaseOrigin::Published(memory) if !memory.parts.of(extent.region).is_empty() => {
+            LeaseOrigin::Published(memory) if !memory.bands.of(extent.region).is_empty() => {
                 let is_last = index + 1 == region.extents.end;
-                memory.parts.carve(extent, is_last);
+                memory.bands.carve(extent, is_last);
                 slot()
             }
             LeaseOrigin::Regions(_)

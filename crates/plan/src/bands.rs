@@ -1,4 +1,4 @@
-//! Parts of a tensor that the ranks of a node take apart: bands of columns. Pure.
+//! Bands of columns: bytes of a tensor that the leader of a node publishes apart. Pure.
 //!
 //! ```text
 //!  row of the tensor   [ 0 0 0 | 1 1 1 1 1 | 2 2 2 ]     columns of ranks 0, 1 and 3, and 2
@@ -16,7 +16,7 @@ use super::{RankWant, Strides};
 
 /// Bytes of a tensor that the leader of a node publishes as one region, without those between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct Band {
     /// Range in the source: from the first byte to the last.
     pub range: Range<u64>,
     /// Bytes of that range.
@@ -25,7 +25,7 @@ pub struct Part {
     pub ranks: Vec<usize>,
 }
 
-impl Part {
+impl Band {
     /// Returns the number of bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -37,7 +37,7 @@ impl Part {
         self.range.start + self.strides.run()
     }
 
-    /// Returns the place of a want, all of whose bytes are in the part, in the part's region: its
+    /// Returns the place of a want, all of whose bytes are in the band, in the band's region: its
     /// offset there, and its bytes behind that, if they are not next to each other.
     pub(super) fn place(&self, want: &RankWant) -> (u64, Option<Strides>) {
         let strides = want.strides.as_ref();
@@ -48,9 +48,9 @@ impl Part {
 
 /// Joins overlapping slices that repeat at the same distances, as those of one dimension do, to
 /// bands without common bytes. `None` for other slices.
-pub(super) fn bands(overlapping: &[Need<'_>]) -> Option<Vec<Part>> {
+pub(super) fn disjoint_bands(overlapping: &[Need<'_>]) -> Option<Vec<Band>> {
     let first = overlapping[0].want.strides.as_ref()?;
-    let mut bands: Vec<Part> = Vec::new();
+    let mut bands: Vec<Band> = Vec::new();
     for need in overlapping {
         let RankWant { range, strides, .. } = need.want;
         let strides = (strides.as_ref()).filter(|it| it.repeats_as(first))?;
@@ -61,7 +61,7 @@ pub(super) fn bands(overlapping: &[Need<'_>]) -> Option<Vec<Part>> {
                 band.range.end = band.range.start + band.strides.span();
                 band.ranks.push(need.rank);
             }
-            None => bands.push(Part {
+            None => bands.push(Band {
                 range: range.clone(),
                 strides: strides.clone(),
                 ranks: vec![need.rank],
