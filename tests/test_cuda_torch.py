@@ -98,6 +98,27 @@ def test_memory_returns_to_torch_with_last_view(torch_cuda: gpu.TorchCuda, float
     assert torch_cuda.live() == 0
 
 
+def test_neighbours_in_one_allocation_are_independent_tensors(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
+    torch = require("torch")
+    with tload.stream(floats[0], device="cuda:0", order="file") as stream:
+        first, second = next(stream)[1], next(stream)[1]
+        with torch.inference_mode():
+            third = next(stream)[1]
+        fourth = next(stream)[1]
+    assert len(torch_cuda.allocated) == 1
+    assert first.untyped_storage().data_ptr() == fourth.untyped_storage().data_ptr()
+    assert [tensor.is_inference() for tensor in (first, second, third, fourth)] == [False, False, True, False]
+    wanted = second.clone()
+    first.add_(1)
+    assert (first._version, second._version, fourth._version) == (1, 0, 0)
+    assert second.equal(wanted)
+    assert all(tensor._base is None and not tensor.requires_grad for tensor in (first, second, fourth))
+    first.requires_grad_()
+    first.square().sum().backward()
+    assert first.grad is not None
+    assert fourth.grad is None
+
+
 def test_two_devices_and_the_cpu_at_once(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
     torch = require("torch")
     rules = {"layer.1.*": torch.device("cuda", 0), "layer.2.*": "cpu"}

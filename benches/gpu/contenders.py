@@ -91,6 +91,8 @@ class Setting:
     copy_bytes: int
     #: Start method of processes: `"forkserver"`, or `"spawn"`, which imports torch anew for each.
     start: str = "forkserver"
+    #: The driver is a stub that torch does not know.
+    rehearsal: bool = False
 
     @property
     def processes(self) -> Any:
@@ -150,13 +152,23 @@ def _become(
 
 
 def run(
-    contender: Contender, folder: Path, state: str, setting: Setting, seconds: float, *, memory: bool, patience: float
+    contender: Contender,
+    folder: Path,
+    state: str,
+    setting: Setting,
+    seconds: float,
+    *,
+    memory: bool,
+    patience: float,
+    also: Path | None = None,
+    checksum: bool = True,
 ) -> dict[str, Any]:
     """Return the loader's output or a short `error`. Ends after `seconds`; starts no third load after `patience`."""
     options = contender.options | ({"bytes": setting.copy_bytes} if contender == COPY_CEILING else {})
     arguments = [str(folder), "--device", setting.device, "--state", state, "--again", str(setting.again)]
     arguments += ["--options", json.dumps(options), *(["--memory"] if memory else [])]
-    arguments += ["--patience", str(patience)]
+    arguments += ["--patience", str(patience), *([] if checksum else ["--no-checksum"])]
+    arguments += [*(["--also", str(also)] if also else []), *(["--rehearsal"] if setting.rehearsal else [])]
     with tempfile.TemporaryDirectory(prefix="tload-gpu-run-") as scratch:
         out, errors = Path(scratch) / "out", Path(scratch) / "errors"
         script, paths = LOADERS / contender.script, paths_of(contender, setting)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use tload::Order;
-use tload::internal::plan::{Arrangement, Plan, Wanted, build};
+use tload::internal::plan::{Arrangement, Packing, Plan, Wanted, build};
 use tload::internal::schedule::{Depth, Groups, Next, Schedule};
 use tload_micro::{LAYOUT, dense, experts, header};
 
@@ -35,7 +35,7 @@ pub(crate) fn plans(criterion: &mut Criterion) {
         group.throughput(Throughput::Elements(wanted.len() as u64));
         for (name, arrangement) in [
             ("in_place", Arrangement::InPlace),
-            ("packed", Arrangement::Packed),
+            ("packed", Arrangement::Packed(Packing::default())),
         ] {
             group.bench_function(BenchmarkId::new(model, name), |bencher| {
                 bencher.iter(|| plan(black_box(&wanted), arrangement));

@@ -1,17 +1,26 @@
 #!/usr/bin/env bash
-# Prints facts about a GPU machine and runs experiments.c there: about three minutes, fetching nothing.
+# Prints facts about a GPU machine and runs experiments.c there: at most 165 s, fetching nothing.
 #
 #     benches/gpu/decide/experiments.sh [OUT]
 #
 # Needs gcc, a driver, and 4 GiB of room in each of /dev/shm, a new tmpfs of huge pages (as root;
 # skipped with a message otherwise) and /var/tmp. OUT is the directory for results: $OUT, or
-# ./gpu-results.
+# ./gpu-results. REHEARSAL=1 tries everything on the stub driver in LD_LIBRARY_PATH, with small files
+# and without meaningful figures. SECONDS_MAX is the total time.
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-${OUT:-gpu-results}}
+seconds_max=${SECONDS_MAX:-165}
 work=$(mktemp -d -t tload-experiments-XXXXXX)
 mkdir -p "$out"
+copies=16
+if [ -n "${REHEARSAL:-}" ]; then
+    copies=1
+    export MIBS=64
+    echo 'REHEARSAL: a stub driver over host memory, so no figure means anything' >&2
+fi
+trap 'mountpoint -q "$work/huge" && umount "$work/huge"; rm -rf "$work" /dev/shm/tload-experiments /var/tmp/tload-experiments' EXIT
 
 {
     lscpu | grep -i -e 'model name' -e '^CPU(s)' -e thread -e numa -e L3
@@ -27,10 +36,10 @@ head -c 256M /dev/urandom >"$work/tile"
 files=()
 fill() {
     mkdir -p "$1"
-    if for _ in {1..16}; do cat "$work/tile" || exit 1; done >"$1/tload-experiments"; then
+    if for ((i = 0; i < copies; i++)); do cat "$work/tile" || exit 1; done >"$1/tload-experiments"; then
         files+=("$1/tload-experiments")
     else
-        echo "SKIPPED: no room for 4 GiB in $1" >&2
+        echo "SKIPPED: no room for $((copies * 256)) MiB in $1" >&2
         rm -f "$1/tload-experiments"
     fi
 }
@@ -44,8 +53,8 @@ fi
 fill /var/tmp
 
 grep Dirty /proc/meminfo >>"$out/facts.txt"
-"$work/experiments" "${files[@]}" 2>&1 | tee "$out/experiments.txt"
+# Its path says nothing about the machine.
+timeout $((seconds_max - SECONDS)) "$work/experiments" "${files[@]}" 2>&1 |
+    sed -u "s|$work/huge|tmpfs of huge pages|" | tee "$out/experiments.txt"
 grep Dirty /proc/meminfo >>"$out/facts.txt"
-
-mountpoint -q "$work/huge" && umount "$work/huge"
-rm -rf "$work" /dev/shm/tload-experiments /var/tmp/tload-experiments
+echo "experiments took $SECONDS s; results are in $out" >&2

@@ -16,18 +16,18 @@ COPIES = 8
 
 def main() -> None:
     args = timed.arguments()
-    timed.warm_context(args.device)
+    timed.warm_context(args.torch_device)
     nbytes = int(args.options.get("bytes", 2 << 30))
-    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=args.device != "cpu")
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=args.torch_device != "cpu")
     host.fill_(1)
-    there = torch.empty_like(host, device=args.device, pin_memory=False)
+    there = torch.empty_like(host, device=args.torch_device, pin_memory=False)
     samples = []
     for _ in range(2 + args.again):
-        timed.wait(args.device)
+        timed.wait(args.torch_device)
         cpu, start = timed.cpu_seconds(), time.perf_counter()
         for _ in range(COPIES):
             there.copy_(host, non_blocking=True)
-        timed.wait(args.device)
+        timed.wait(args.torch_device)
         seconds, cpu = time.perf_counter() - start, timed.cpu_seconds() - cpu
         samples.append({"kind": "again", "seconds": seconds, "cpu_seconds": cpu, "bytes": COPIES * nbytes})
     # The first sample warms up the clocks of the bus.

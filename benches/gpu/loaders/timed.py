@@ -7,7 +7,9 @@ completely loaded, and further details. The first load of the process pays for r
 loader creates once (pinned memory, threads, GPU memory that torch then keeps); the later ones do
 not. With `--memory`, one more load, outside every clock, watches the GPU's free memory.
 `--patience` is the time after which no further load is started, except the second, which every
-figure needs.
+figure needs. With `--also`, each later load is followed by one of another folder, so that both
+lengths are measured by turns. `--rehearsal` is for a driver that torch cannot use: nothing is asked
+of torch's CUDA.
 """
 
 from __future__ import annotations
@@ -39,8 +41,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--again", type=int, default=2)
     parser.add_argument("--options", type=json.loads, default={})
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--also", type=Path, help="another folder to load after each later load")
+    parser.add_argument("--no-checksum", action="store_true", help="do not read all bytes back")
+    parser.add_argument("--rehearsal", action="store_true", help="the device is not torch's")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds (default: 60)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    # Loaders are given `device`; torch is asked about `torch_device`.
+    args.torch_device = "cpu" if args.rehearsal else args.device
+    return args
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -123,10 +131,10 @@ def checksum(tensors: Mapping[str, Any]) -> int | None:
 
 def once(load: Load, files: list[Path], args: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Any]]:
     residency = page_cache.prepare(files, args.state)
-    wait(args.device)
+    wait(args.torch_device)
     cpu, start = cpu_seconds(), time.perf_counter()
-    tensors, details = load(files, args.device, args.options)
-    wait(args.device)
+    tensors, details = load(files, args.device, dict(args.options))
+    wait(args.torch_device)
     seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     sample = {"seconds": seconds, "cpu_seconds": cpu, "bytes": nbytes, "residency": residency, "details": details}
@@ -137,8 +145,8 @@ def run(load: Load) -> None:
     """Call `load` with the arguments of the command line, and print the measurements. Imports come before."""
     args = arguments()
     files = files_of(args.folder)
-    warm_context(args.device)
-    on_gpu = args.device != "cpu"
+    warm_context(args.torch_device)
+    on_gpu = args.torch_device != "cpu"
     rss_was_reset = reset_peak_rss()
     rss_before = peak_rss_bytes()
     samples, result = [], {}
@@ -159,11 +167,16 @@ def run(load: Load) -> None:
                 "peak_rss_bytes": peak_rss_bytes(),
                 "rss_before_bytes": rss_before,
                 "rss_was_reset": rss_was_reset,
-                "checksum": checksum(tensors),
+                "checksum": None if args.no_checksum else checksum(tensors),
             }
         samples.append(sample)
         del tensors
         gc.collect()
+        if args.also and index:
+            sample, tensors = once(load, files_of(args.also), args)
+            samples.append(sample | {"kind": "also"})
+            del tensors
+            gc.collect()
     result["samples"] = samples
     if on_gpu and args.memory and time.monotonic() - began <= args.patience:
         torch.cuda.empty_cache()

@@ -38,32 +38,38 @@ impl StaleCopies {
             return Ok(None);
         };
         let placement = index_in(&set.files[*first].parent(), backend)?;
-        Ok(placement.map(|placement| Self::among(&holders, set, placement)))
+        let among = |placement| Self::among(&holders, set, placement);
+        placement.map(among).transpose()
     }
 
     /// Finds the copies among listed files by the index that another rank has found.
-    pub(super) fn by_index(set: &ShardSet, shards: &[OpenedShard], placement: Placement) -> Self {
+    pub(super) fn by_index(
+        set: &ShardSet,
+        shards: &[OpenedShard],
+        placement: Placement,
+    ) -> Result<Self> {
         Self::among(&holders_of_copies(set, shards), set, placement)
     }
 
-    fn among(holders: &Holders<'_>, set: &ShardSet, placement: Placement) -> Self {
+    fn among(holders: &Holders<'_>, set: &ShardSet, placement: Placement) -> Result<Self> {
+        let shard_of = placement.by_tensor()?;
         let folder = placement.file.location().parent();
         let names: Vec<_> = set.files.iter().map(|file| file.below(&folder)).collect();
         let mut copies = HashSet::new();
         for (&tensor, files) in holders {
             let counts = |at: &usize| {
                 let name = names[*at].as_deref();
-                name.is_some() && name == placement.shard_of(tensor)
+                name.is_some() && name == shard_of.get(tensor).copied()
             };
             if files.iter().any(counts) {
                 let stale = files.iter().filter(|at| !counts(at));
                 copies.extend(stale.map(|at| (tensor.to_owned(), *at)));
             }
         }
-        Self {
+        Ok(Self {
             copies,
             index: placement.file,
-        }
+        })
     }
 
     /// Returns whether the file at this position of the list holds a copy of `tensor` that does not

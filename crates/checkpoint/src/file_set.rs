@@ -57,6 +57,7 @@ impl FileSet {
             .next()
             .unwrap_or_else(|| location.clone());
         let set = ShardSet::named(&at, &backend)?;
+        set.require_distinct()?;
         let index = set
             .index
             .map(|placement| placement.file.source.location().clone());

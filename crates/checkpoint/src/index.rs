@@ -1,14 +1,14 @@
 //! The index of a checkpoint: its file, as it was read, and the placement of tensors in shards.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
 use crate::crc::Crcs;
-use crate::error::{Error, ErrorKind, Result, shortened};
-use crate::format::Index;
+use crate::error::Result;
+use crate::format::{Index, listed_twice};
 use crate::options::Location;
 use crate::storage::Source;
 
@@ -77,7 +77,8 @@ pub(super) struct Placement {
     pub(super) file: IndexFile,
     /// In the order in which they are opened.
     pub(super) shards: Vec<String>,
-    shard_of: HashMap<String, String>,
+    /// Tensors with the positions of their shards, in the order of the file, until they are taken.
+    tensors: Vec<(String, usize)>,
 }
 
 impl Placement {
@@ -86,50 +87,29 @@ impl Placement {
         Self {
             file: IndexFile::new(source, bytes),
             shards: index.shards,
-            shard_of: index.weight_map.into_iter().collect(),
+            tensors: index.weight_map,
         }
     }
 
-    /// Returns whether the index places `tensor` in this shard.
-    pub(super) fn places(&self, tensor: &str, shard: usize) -> bool {
-        self.shard_of(tensor) == Some(self.shards[shard].as_str())
+    /// Takes the tensors, with the positions of their shards.
+    pub(super) fn take_tensors(&mut self) -> Vec<(String, usize)> {
+        std::mem::take(&mut self.tensors)
     }
 
-    /// Returns the shard that the index assigns `tensor` to.
-    pub(super) fn shard_of(&self, tensor: &str) -> Option<&str> {
-        self.shard_of.get(tensor).map(String::as_str)
-    }
-
-    /// Requires every tensor of the index to be in its shard.
-    pub(super) fn require_all(&self, found: &HashMap<String, usize>) -> Result<()> {
-        let missing: HashSet<_> = self
-            .shard_of
-            .keys()
-            .filter(|name| !found.contains_key(*name))
-            .collect();
-        // Take the smallest name, so that the error does not depend on the order of the map.
-        let Some(first) = missing.iter().min() else {
-            return Ok(());
-        };
-        let shard = &self.shard_of[*first];
-        let others = missing.len() - 1;
-        let rest = if others > 0 {
-            format!(" (and {others} more)")
-        } else {
-            String::new()
-        };
-        Err(Error::new(
-            ErrorKind::InvalidFormat,
-            format!(
-                "the index places it in {:?}, which does not contain it{rest}",
-                shortened(shard)
-            ),
-        )
-        .with_location(self.file.source.location())
-        .with_tensor(*first)
-        .with_hint(
-            "the index and the shards are of different versions; download the checkpoint again",
-        ))
+    /// Returns the shard of each tensor.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidFormat`](crate::error::ErrorKind::InvalidFormat) for a tensor that is
+    /// listed twice.
+    pub(super) fn by_tensor(&self) -> Result<HashMap<&str, &str>> {
+        let mut shards = HashMap::with_capacity(self.tensors.len());
+        for (tensor, shard) in &self.tensors {
+            if shards.insert(&**tensor, &*self.shards[*shard]).is_some() {
+                return Err(listed_twice(tensor).with_location(self.file.location()));
+            }
+        }
+        Ok(shards)
     }
 }
 

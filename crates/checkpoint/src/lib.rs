@@ -6,7 +6,7 @@
 //! `opening.rs` finds the shards of a location and checks that together they form one model,
 //! `headers.rs` reads their headers. No tensor is read here.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +23,7 @@ mod copies;
 mod file_set;
 mod headers;
 mod index;
+mod names;
 mod no_weights;
 mod open_options;
 mod opening;
@@ -38,6 +39,8 @@ pub use file_set::FileSet;
 pub use headers::read_header;
 pub use index::{IndexDigests, IndexFile};
 pub use open_options::OpenOptions;
+
+use names::Names;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
 #[derive(Clone, Debug)]
@@ -59,7 +62,7 @@ struct Opened {
     shards: Vec<Shard>,
     /// Sorted by shard, then by offset.
     tensors: Vec<TensorInfo>,
-    by_name: HashMap<String, usize>,
+    names: Names,
     metadata: BTreeMap<String, String>,
     /// When the opening began.
     since: Instant,
@@ -150,10 +153,7 @@ impl OpenedCheckpoint {
 
     /// Returns the tensor of this name.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
-        self.0
-            .by_name
-            .get(name)
-            .map(|&index| &self.0.tensors[index])
+        self.0.names.get(name).map(|index| &self.0.tensors[index])
     }
 
     /// Returns the shards, in the order in which tensors are numbered.

@@ -10,7 +10,7 @@ use super::no_weights::no_weights;
 use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::{
     Choice, INDEX_BYTES_MAX, INDEX_NAME, ModelFiles, Precedence, SINGLE_NAME, choose_files,
-    missing_shard, parse_index,
+    missing_shard, read_index,
 };
 use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
@@ -54,9 +54,18 @@ impl ShardSet {
         let set = Self::named(location, backend)?;
         let gone = |file: &&Location| file.as_path().is_some_and(|path| !path.exists());
         match set.files.iter().find(gone).filter(|_| set.index.is_some()) {
-            Some(file) => Err(set.missing(file, Error::new(ErrorKind::NotFound, ""))),
+            Some(file) => {
+                set.require_distinct()?;
+                Err(set.missing(file, Error::new(ErrorKind::NotFound, "")))
+            }
             None => Ok(set),
         }
+    }
+
+    /// Requires that the index, if there is one, lists no tensor twice. Opening requires it later,
+    /// while it reads headers.
+    pub(super) fn require_distinct(&self) -> Result<()> {
+        (self.index.as_ref()).map_or(Ok(()), |index| index.by_tensor().map(drop))
     }
 
     /// Like [`Self::find`], without requiring the files that an index names to exist.
@@ -215,7 +224,7 @@ impl ShardSet {
         if bytes.len() < len {
             bytes.extend(source.fetch(bytes.len() as u64, len - bytes.len())?);
         }
-        let index = parse_index(&bytes).map_err(|error| error.with_location(location))?;
+        let index = read_index(&bytes).map_err(|error| error.with_location(location))?;
         let folder = location.parent();
         let is_there = |file: &Location| file.as_path().is_some_and(Path::exists);
         let file = |shard: &String| {

@@ -12,6 +12,7 @@ use super::backend::Backend;
 use super::copies::StaleCopies;
 use super::headers::OpenedShard;
 use super::index::Placement;
+use super::names::Names;
 use super::opening::OpenedFiles;
 use super::shards::ShardSet;
 use crate::error::Result;
@@ -160,7 +161,9 @@ fn load(locations: &[Location], options: &OpenOptions) -> String {
 impl Opening {
     /// Describes an opening; `None` if another process cannot have the same without requests.
     pub(super) fn describe(files: &OpenedFiles, notes: Vec<String>) -> Option<Self> {
-        let OpenedFiles { set, shards, stale } = files;
+        let OpenedFiles {
+            set, shards, stale, ..
+        } = files;
         let file = |source: &dyn Source, text: &[u8]| {
             Some(OpenedFile {
                 object: source.as_object()?.opened_state()?,
@@ -219,7 +222,7 @@ impl Opening {
         };
         // That of listed files is beside them.
         let beside = index.take_if(|_| !self.is_whole);
-        let set = ShardSet {
+        let mut set = ShardSet {
             files: (shards.iter())
                 .map(|shard| shard.source.location().clone())
                 .collect(),
@@ -235,6 +238,13 @@ impl Opening {
             backend.add_note(base(0), note);
         }
         let stale = beside.map(|placement| StaleCopies::by_index(&set, &shards, placement));
-        Ok(Some(OpenedFiles { set, shards, stale }))
+        let listed = set.index.as_mut().map(Placement::take_tensors);
+        let names = listed.map(Names::indexed).transpose()?;
+        Ok(Some(OpenedFiles {
+            set,
+            shards,
+            names,
+            stale: stale.transpose()?,
+        }))
     }
 }

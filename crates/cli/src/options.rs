@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tload::copy::CopyOptions;
+use tload::internal::Trial;
 use tload::verify::{ManifestTarget, VerifyOptions};
 use tload::{
     Device, DeviceMap, Error, ErrorKind, LoadOptions, Location, OpenOptions, Result, Selection,
@@ -29,6 +30,12 @@ const SWEEP_EXTENTS: [u64; 3] = [1 << 20, 4 << 20, 16 << 20];
 
 /// Options whose defaults a load tunes by itself.
 const TUNED: [&str; 3] = ["depth", "extent_bytes", "lanes"];
+
+/// Returns the variants of loads that `TLOAD_TRY` selects.
+pub(crate) fn trial() -> Result<Trial> {
+    let text = std::env::var_os(tload::internal::TRIAL_VARIABLE).unwrap_or_default();
+    text.to_string_lossy().parse()
+}
 
 /// Returns the names of the variables in the environment.
 pub(crate) fn variables() -> Vec<String> {
@@ -202,7 +209,9 @@ pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Result<Vec<Con
         }
     }
     let mut configurations = Vec::new();
-    for options in combinations(&LoadOptions::default(), &fixed)? {
+    let mut defaults = LoadOptions::default();
+    defaults.trial = trial()?;
+    for options in combinations(&defaults, &fixed)? {
         if args.with_defaults {
             configurations.push(options.clone());
         }

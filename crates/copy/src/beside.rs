@@ -6,6 +6,7 @@ use super::fetch::Sources;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::format_bytes;
 use crate::options::{Location, StoreOptions};
+use crate::storage::StoreClient;
 
 /// Suffixes of a checkpoint that is a file: other names are those of directories and prefixes.
 const FILES: [&str; 2] = [".safetensors", ".json"];
@@ -52,9 +53,9 @@ pub fn read_beside(
     } else {
         checkpoint
     };
-    let (sources, shared) = (Sources::new(store), Arc::default());
+    let (sources, ongoing) = (Sources::new(store, &StoreClient::default()), Arc::default());
     let location = sources.in_cache(folder.join(name))?;
-    let opened = sources.open(&location, &shared)?;
+    let opened = sources.open(&location, &ongoing)?;
     let bytes = opened.origin()?.len;
     if bytes > bytes_max {
         let message = format!(
@@ -64,5 +65,5 @@ pub fn read_beside(
         );
         return Err(Error::new(ErrorKind::InvalidFormat, message).with_location(&location));
     }
-    opened.bytes(&shared)
+    opened.bytes(&ongoing)
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use futures_util::future::{Either, select};
 
-use super::{Shared, cancelled};
+use super::{Ongoing, cancelled};
 use crate::error::{Error, Result, thread_hint};
 use crate::storage::Remote;
 use crate::sync::event_count::EventCount;
@@ -68,10 +68,10 @@ impl Stop {
 /// Returns the outcome of `task`, or an error if the copy is cancelled first. All requests of a
 /// copy go through here.
 pub(super) async fn unless_stopped<T>(
-    shared: &Shared,
+    ongoing: &Ongoing,
     task: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    let stopping = std::pin::pin!(shared.stop.wait());
+    let stopping = std::pin::pin!(ongoing.stop.wait());
     match select(std::pin::pin!(task), stopping).await {
         Either::Left((outcome, _)) => outcome,
         Either::Right(_) => Err(cancelled()),
@@ -84,7 +84,7 @@ pub(super) async fn unless_stopped<T>(
 /// without these.
 pub(super) fn ask_unless_stopped<T: Send + 'static>(
     remote: &Remote,
-    shared: &Arc<Shared>,
+    ongoing: &Arc<Ongoing>,
     ask: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (sender, answer) = tokio::sync::oneshot::channel();
@@ -95,10 +95,10 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
             let _ = sender.send(ask());
         })
         .map_err(cannot_start)?;
-    let shared = Arc::clone(shared);
+    let ongoing = Arc::clone(ongoing);
     // No timeout is needed here, because the request has its own limits.
     remote.run(async move {
-        unless_stopped(&shared, async {
+        unless_stopped(&ongoing, async {
             answer.await.unwrap_or_else(|_| {
                 Err(
                     Error::new(crate::error::ErrorKind::Remote, "a request panicked")

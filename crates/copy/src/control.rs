@@ -13,7 +13,7 @@ use crate::sync::lock::Mutex;
 /// Observes a copy, and cancels it, from another thread.
 #[derive(Clone, Debug)]
 pub struct CopyControl {
-    pub(super) shared: Arc<Shared>,
+    pub(super) ongoing: Arc<Ongoing>,
     pub(super) source: Location,
     pub(super) target: PathBuf,
 }
@@ -35,7 +35,7 @@ pub struct CopyProgress {
 
 /// Cancellation flag and counters of a copy.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(super) struct Ongoing {
     pub(super) stop: Stop,
     pub(super) cancelled: AtomicBool,
     pub(super) bytes_total: AtomicU64,
@@ -51,10 +51,10 @@ pub(super) struct Shared {
     pub(super) retries: AtomicU64,
     pub(super) unversioned_files: AtomicU64,
     /// Download into a hub's cache, which precedes the copy from there.
-    pub(super) download: Mutex<Option<Arc<Shared>>>,
+    pub(super) download: Mutex<Option<Arc<Ongoing>>>,
 }
 
-impl Shared {
+impl Ongoing {
     pub(super) fn cancel(&self) {
         self.cancelled.store(true, Ordering::SeqCst);
         self.stop.cancel();
@@ -129,12 +129,12 @@ impl Shared {
 impl CopyControl {
     /// Cancels the copy; it ends soon. The bytes that have arrived are kept for the next copy.
     pub fn cancel(&self) {
-        self.shared.cancel();
+        self.ongoing.cancel();
     }
 
     /// Returns the progress.
     pub fn progress(&self) -> CopyProgress {
-        self.shared.progress()
+        self.ongoing.progress()
     }
 
     /// Returns the error for a copy that the caller ends because it took longer than `timeout`. It
@@ -150,7 +150,7 @@ impl CopyControl {
                 format_bytes(total)
             ),
         };
-        let place = match self.shared.of_download().bytes_kept {
+        let place = match self.ongoing.of_download().bytes_kept {
             0 => self.target.display().to_string(),
             _ => "the hub's cache".to_owned(),
         };

@@ -25,7 +25,7 @@ use super::journal::{Gaps, Origin, Ranges};
 use super::list::Entry;
 use super::recording::{Recorded, STEP};
 use super::target::{Partial, TargetDir, cannot_write};
-use super::{CopyOptions, Shared, cancelled};
+use super::{CopyOptions, Ongoing, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock::Mutex;
 use crate::sync::threads::Builder;
@@ -78,7 +78,7 @@ struct Work<'a> {
     root: &'a TargetDir,
     sources: &'a Sources,
     options: &'a CopyOptions,
-    shared: &'a Arc<Shared>,
+    ongoing: &'a Arc<Ongoing>,
 }
 
 enum Job {
@@ -92,7 +92,7 @@ pub(super) fn run(
     root: &TargetDir,
     sources: &Sources,
     options: &CopyOptions,
-    shared: &Arc<Shared>,
+    ongoing: &Arc<Ongoing>,
 ) -> Result<()> {
     let work = Work {
         queue: Mutex::new(Queue {
@@ -102,7 +102,7 @@ pub(super) fn run(
         root,
         sources,
         options,
-        shared,
+        ongoing,
     };
     std::thread::scope(|scope| {
         // The channel closes when the last worker ends, by a return or by a panic.
@@ -129,7 +129,7 @@ pub(super) fn run(
         }
     });
     let kept = work.keep();
-    if shared.cancelled.load(Ordering::SeqCst) {
+    if ongoing.cancelled.load(Ordering::SeqCst) {
         return Err(cancelled());
     }
     work.queue.lock().failed.take().map_or(kept, Err)
@@ -153,10 +153,10 @@ impl Work<'_> {
 
     /// Returns the next job; `None` if nothing is left for this worker.
     fn next(&self) -> Option<Job> {
-        let changes = self.shared.stop.changes();
+        let changes = self.ongoing.stop.changes();
         loop {
             let seen = changes.count();
-            if self.shared.stop.is_cancelled() {
+            if self.ongoing.stop.is_cancelled() {
                 return None;
             }
             let mut queue = self.queue.lock();
@@ -184,17 +184,17 @@ impl Work<'_> {
         let mut queue = self.queue.lock();
         queue.failed = Some(cause(queue.failed.take(), error));
         drop(queue);
-        self.shared.stop.cancel();
+        self.ongoing.stop.cancel();
     }
 
     fn open(&self, mut entry: Entry) -> Result<()> {
         let opened = match entry.opened.take() {
             Some(opened) => opened,
-            None => self.sources.open(&entry.location, self.shared)?,
+            None => self.sources.open(&entry.location, self.ongoing)?,
         };
         let origin = opened.origin()?;
         let force = self.options.force;
-        let total = &self.shared.bytes_total;
+        let total = &self.ongoing.bytes_total;
         // The listing may not have had enough details to decide.
         let is_there = !force && {
             let held = self.root.held(&entry.name)?;
@@ -202,12 +202,12 @@ impl Work<'_> {
         };
         let listed = entry.listed.map(|listed| listed.len);
         match listed {
-            None if !is_there => Shared::add(total, origin.len),
+            None if !is_there => Ongoing::add(total, origin.len),
             Some(listed) if is_there => drop(total.fetch_sub(listed, Ordering::Relaxed)),
             None | Some(_) => {}
         }
         if is_there {
-            self.shared.skip(origin.len);
+            self.ongoing.skip(origin.len);
             return Ok(());
         }
         if listed.is_none_or(|listed| listed < origin.len) {
@@ -216,8 +216,8 @@ impl Work<'_> {
         }
         let (partial, mut done) = self.root.begin(&entry.name, &origin, force)?;
         let (resumed, first) = (done.bytes(), opened.first());
-        Shared::add(&self.shared.bytes_resumed, resumed);
-        Shared::add(&self.shared.bytes_recorded, resumed);
+        Ongoing::add(&self.ongoing.bytes_resumed, resumed);
+        Ongoing::add(&self.ongoing.bytes_recorded, resumed);
         if !first.is_empty() {
             // An earlier copy may already have written these bytes, which are the same.
             partial
@@ -226,7 +226,7 @@ impl Work<'_> {
                 .map_err(|error| cannot_write(partial.path(), origin.len - resumed, error))?;
             done.add(0..first.len() as u64);
         }
-        Shared::add(&self.shared.bytes_read, done.bytes() - resumed);
+        Ongoing::add(&self.ongoing.bytes_read, done.bytes() - resumed);
         let waiting = done.missing(origin.len);
         let active = Arc::new(Active {
             opened,
@@ -241,13 +241,13 @@ impl Work<'_> {
             fetching: Vec::new(),
             recorded: Recorded::resumed(resumed, Instant::now()),
         });
-        self.shared.stop.changes().notify();
+        self.ongoing.stop.changes().notify();
         self.settle(&active)
     }
 
     fn bring(&self, active: &Arc<Active>, fetching: &Arc<Fetching>) -> Result<()> {
         let (file, path) = (active.partial.file(), active.partial.path());
-        let outcome = active.opened.bring(fetching, file, path, self.shared);
+        let outcome = active.opened.bring(fetching, file, path, self.ongoing);
         {
             let mut queue = self.queue.lock();
             let state = queue.state_of(active);
@@ -262,7 +262,7 @@ impl Work<'_> {
     fn record_until(&self, ended: &Receiver<()>) {
         while ended.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
             for active in self.active() {
-                if self.shared.stop.is_cancelled() {
+                if self.ongoing.stop.is_cancelled() {
                     break;
                 }
                 if let Err(error) = self.record(&active) {
@@ -301,7 +301,7 @@ impl Work<'_> {
         let recorded = Recorded::new(written.bytes(), Instant::now());
         let before = replace(&mut self.queue.lock().state_of(active).recorded, recorded);
         let more = recorded.bytes().saturating_sub(before.bytes());
-        Shared::add(&self.shared.bytes_recorded, more);
+        Ongoing::add(&self.ongoing.bytes_recorded, more);
         self.settle(active)
     }
 
@@ -315,15 +315,15 @@ impl Work<'_> {
             return Ok(());
         }
         let recorded = state.recorded.bytes();
-        let total = &self.shared.bytes_recorded;
+        let total = &self.ongoing.bytes_recorded;
         total.fetch_sub(recorded, Ordering::Relaxed);
         queue
             .states
             .retain(|state| !Arc::ptr_eq(&state.active, active));
         drop(queue);
-        active.opened.verify(self.shared)?;
+        active.opened.verify(self.ongoing)?;
         active.partial.finish(&active.origin)?;
-        Shared::add(&self.shared.copied_files, 1);
+        Ongoing::add(&self.ongoing.copied_files, 1);
         Ok(())
     }
 
@@ -340,7 +340,7 @@ impl Work<'_> {
                 active.partial.record(&active.origin, &written)
             };
             if kept.is_ok() {
-                Shared::add(&self.shared.bytes_kept, bytes);
+                Ongoing::add(&self.ongoing.bytes_kept, bytes);
             }
             outcome = outcome.and(kept);
         }
@@ -356,9 +356,9 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         self.0.queue.lock().opening -= 1;
         if std::thread::panicking() {
-            self.0.shared.stop.cancel();
+            self.0.ongoing.stop.cancel();
         }
-        self.0.shared.stop.changes().notify();
+        self.0.ongoing.stop.changes().notify();
     }
 }
 
@@ -387,6 +387,7 @@ mod tests {
     use super::*;
     use crate::CopyControl;
     use crate::options::{Location, StoreOptions};
+    use crate::storage::StoreClient;
 
     #[test]
     fn cancellation_is_not_reported_as_cause() {
@@ -413,16 +414,16 @@ mod tests {
     fn with_work(test: impl FnOnce(&Work<'_>)) {
         let folder = tempfile::tempdir().expect("a folder");
         let root = TargetDir::open(folder.path()).expect("opens");
-        let (shared, options) = (Arc::<Shared>::default(), CopyOptions::default());
+        let (ongoing, options) = (Arc::<Ongoing>::default(), CopyOptions::default());
         test(&Work {
             queue: Mutex::new(Queue {
                 opening: 1,
                 ..Queue::default()
             }),
             root: &root,
-            sources: &Sources::new(&StoreOptions::default()),
+            sources: &Sources::new(&StoreOptions::default(), &StoreClient::default()),
             options: &options,
-            shared: &shared,
+            ongoing: &ongoing,
         });
     }
 
@@ -459,7 +460,7 @@ mod tests {
     fn waiting_workers_are_woken_by_a_cancel() {
         workers_are_woken_by(|work| {
             let control = CopyControl {
-                shared: Arc::clone(work.shared),
+                ongoing: Arc::clone(work.ongoing),
                 source: Location::from_path("source"),
                 target: "target".into(),
             };
@@ -475,7 +476,7 @@ mod tests {
                 std::panic::resume_unwind(Box::new("a bug"));
             }));
             assert!(panic.is_err());
-            assert!(work.shared.stop.is_cancelled());
+            assert!(work.ongoing.stop.is_cancelled());
         });
     }
 }

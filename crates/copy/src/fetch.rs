@@ -13,11 +13,11 @@ use std::sync::{Arc, OnceLock};
 use super::cancel::ask_unless_stopped;
 use super::journal::Origin;
 use super::target::cannot_write;
-use super::{Shared, cancelled};
+use super::{Ongoing, cancelled};
 use crate::error::Result;
 use crate::format::Precedence;
 use crate::options::{Location, Protocol, StoreOptions};
-use crate::storage::{FileSource, ObjectSource, Remote, Source, cached, cannot_open};
+use crate::storage::{FileSource, ObjectSource, Remote, Source, StoreClient, cached, cannot_open};
 
 /// Length of one read of a local file, bytes.
 const READ_BYTES: usize = 1 << 20;
@@ -26,6 +26,7 @@ const READ_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Sources {
     store: StoreOptions,
+    client: StoreClient,
     /// Started with the first object.
     remote: OnceLock<Arc<Remote>>,
 }
@@ -39,18 +40,19 @@ pub(super) enum Opened {
 }
 
 impl Sources {
-    pub(super) fn new(store: &StoreOptions) -> Self {
+    pub(super) fn new(store: &StoreOptions, client: &StoreClient) -> Self {
         Self {
             store: store.clone(),
+            client: client.clone(),
             remote: OnceLock::new(),
         }
     }
 
-    pub(super) fn open(&self, location: &Location, shared: &Arc<Shared>) -> Result<Opened> {
+    pub(super) fn open(&self, location: &Location, ongoing: &Arc<Ongoing>) -> Result<Opened> {
         if location.as_path().is_some() {
             return FileSource::open(location).map(Opened::File);
         }
-        self.open_object(location, shared)
+        self.open_object(location, ongoing)
     }
 
     /// Returns the location of a hub's file in the cache of `huggingface_hub`, if it is there; any
@@ -101,10 +103,10 @@ impl Opened {
     }
 
     /// Returns all bytes of a small source.
-    pub(super) fn bytes(&self, shared: &Arc<Shared>) -> Result<Vec<u8>> {
+    pub(super) fn bytes(&self, ongoing: &Arc<Ongoing>) -> Result<Vec<u8>> {
         match self {
             Self::File(file) => file.fetch(0, usize::try_from(file.len()).unwrap_or(usize::MAX)),
-            Self::Object(object, first) => object::bytes(object, first, shared),
+            Self::Object(object, first) => object::bytes(object, first, ongoing),
         }
     }
 
@@ -119,7 +121,7 @@ impl Opened {
     /// Requires that the source is still in the state in which it was opened. Most objects check
     /// this with every request; one without a validator that took several responses is checked once
     /// more.
-    pub(super) fn verify(&self, shared: &Arc<Shared>) -> Result<()> {
+    pub(super) fn verify(&self, ongoing: &Arc<Ongoing>) -> Result<()> {
         match self {
             Self::File(file) => file.verify_unchanged(),
             Self::Object(object, first)
@@ -128,9 +130,9 @@ impl Opened {
                 Ok(())
             }
             Self::Object(object, _) => {
-                Shared::add(&shared.unversioned_files, 1);
+                Ongoing::add(&ongoing.unversioned_files, 1);
                 let asked = object.clone();
-                ask_unless_stopped(object.remote(), shared, move || asked.verify_unchanged())
+                ask_unless_stopped(object.remote(), ongoing, move || asked.verify_unchanged())
             }
         }
     }
@@ -141,11 +143,11 @@ impl Opened {
         fetching: &Arc<Fetching>,
         file: &Arc<File>,
         path: &Path,
-        shared: &Arc<Shared>,
+        ongoing: &Arc<Ongoing>,
     ) -> Result<()> {
         match self {
-            Self::File(source) => fetch_file(source, fetching, file, path, shared),
-            Self::Object(object, _) => object::fetch_object(object, fetching, file, path, shared),
+            Self::File(source) => fetch_file(source, fetching, file, path, ongoing),
+            Self::Object(object, _) => object::fetch_object(object, fetching, file, path, ongoing),
         }
     }
 }
@@ -175,10 +177,10 @@ impl Fetching {
     }
 
     /// Counts `bytes` that have been written.
-    fn advance(&self, bytes: u64, shared: &Shared) {
+    fn advance(&self, bytes: u64, ongoing: &Ongoing) {
         // A thread that sees the new offset syncs the bytes before it.
         self.at.fetch_add(bytes, Ordering::Release);
-        Shared::add(&shared.bytes_read, bytes);
+        Ongoing::add(&ongoing.bytes_read, bytes);
     }
 }
 
@@ -187,11 +189,11 @@ fn fetch_file(
     fetching: &Fetching,
     file: &File,
     path: &Path,
-    shared: &Shared,
+    ongoing: &Ongoing,
 ) -> Result<()> {
     let end = fetching.range.end;
     while fetching.at() < end {
-        if shared.stop.is_cancelled() {
+        if ongoing.stop.is_cancelled() {
             return Err(cancelled());
         }
         let at = fetching.at();
@@ -199,7 +201,7 @@ fn fetch_file(
         let bytes = source.fetch(at, wanted)?;
         file.write_all_at(&bytes, at)
             .map_err(|error| cannot_write(path, source.len() - at, error))?;
-        fetching.advance(bytes.len() as u64, shared);
+        fetching.advance(bytes.len() as u64, ongoing);
     }
     Ok(())
 }

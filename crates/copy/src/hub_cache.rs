@@ -25,7 +25,7 @@ use self::lock::{CacheLock, LOCK_PATIENCE};
 use super::cancel::{Stop, unless_stopped};
 use super::list::Found;
 use super::paths::{self, components};
-use super::{CopyJob, CopyOptions, DEPTH, RANGE_BYTES, Shared};
+use super::{CopyJob, CopyOptions, DEPTH, Ongoing, RANGE_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     Choice, INDEX_BYTES_MAX, INDEX_SUFFIX, Precedence, SUFFIX, choose_files, parse_index,
@@ -36,7 +36,7 @@ use crate::storage::object::cache::trust;
 use crate::storage::object::{
     Listed, is_hub_offline, object_path, repository_folder, with_retries,
 };
-use crate::storage::{FileSource, Remote, Source};
+use crate::storage::{FileSource, Remote, Source, StoreClient};
 
 /// Longest file that counts as one beside the weights, bytes: the largest tokenizers take half.
 const BESIDE_BYTES_MAX: u64 = 64 << 20;
@@ -72,7 +72,8 @@ pub(super) struct Download {
     pub(super) range_bytes: u64,
     /// Which of two models in a directory is wanted.
     pub(super) precedence: Precedence,
-    pub(super) shared: Arc<Shared>,
+    pub(super) client: StoreClient,
+    pub(super) ongoing: Arc<Ongoing>,
 }
 
 /// Puts the named files below `source` into the cache of `huggingface_hub` if the options say so.
@@ -99,18 +100,20 @@ pub(super) fn fill(
 pub fn fill_all(
     sources: &[&Location],
     store: &StoreOptions,
+    client: &StoreClient,
     precedence: Precedence,
     deadline: Option<Instant>,
 ) -> Result<Option<Vec<PathBuf>>> {
-    let shared = Shared {
+    let ongoing = Ongoing {
         stop: Stop::at(deadline),
-        ..Shared::default()
+        ..Ongoing::default()
     };
     let download = Download {
         depth: DEPTH,
         range_bytes: RANGE_BYTES,
         precedence,
-        shared: Arc::new(shared),
+        client: client.clone(),
+        ongoing: Arc::new(ongoing),
     };
     fill_places(sources, store, None, download).map_err(|error| {
         if error.kind() != ErrorKind::Cancelled {
@@ -148,7 +151,7 @@ fn fill_places(
     }
     let mut plain = store.clone();
     plain.set("hf_cache", "false")?;
-    let commit = list(source, &plain, &download.shared)?;
+    let commit = list(source, &plain, &download)?;
     let paths: Vec<_> = urls
         .iter()
         .map(|url| object_path(url))
@@ -164,7 +167,7 @@ fn fill_places(
         let own = opened
             .trusting(trust(store))
             .map_err(|error| cannot(&folder, error))?;
-        let _locked = CacheLock::take(&own, &download.shared.stop, LOCK_PATIENCE)?;
+        let _locked = CacheLock::take(&own, &download.ongoing.stop, LOCK_PATIENCE)?;
         let mode = trust(store).permissions();
         let staging = own.make_with(STAGING, mode);
         let cache = Cache {
@@ -325,8 +328,10 @@ impl Cache {
                 (self.staged(&[], true)).map_err(|error| cannot(self.staging.path(), error))?;
             let mut copy = CopyJob::new(&self.source, staging.path()).options(options);
             copy.opened = Some(staging);
-            copy.shared = Arc::clone(&self.download.shared);
-            copy.store(self.store.clone()).run()?;
+            copy.ongoing = Arc::clone(&self.download.ongoing);
+            copy.store(self.store.clone())
+                .client(self.download.client.clone())
+                .run()?;
         }
         for (path, blob) in absent {
             self.publish(path, &blob)?;
@@ -413,8 +418,8 @@ fn split(path: &str) -> (Vec<&str>, &str) {
 }
 
 /// Requests the commit of a location and its files.
-fn list(source: &Location, options: &StoreOptions, shared: &Arc<Shared>) -> Result<Commit> {
-    let remote = Remote::start(options)?;
+fn list(source: &Location, options: &StoreOptions, download: &Download) -> Result<Commit> {
+    let remote = Remote::start_in(&download.client, options, &[])?;
     let (store, _) = remote.store(source.remote().expect("a location of a hub"))?;
     let (retries, retry_counter) = (options.retries(), remote.retry_counter().clone());
     let listing = async move {
@@ -423,8 +428,8 @@ fn list(source: &Location, options: &StoreOptions, shared: &Arc<Shared>) -> Resu
         let name = store.commit_name().expect("was listed").to_owned();
         Ok(Commit { name, files })
     };
-    let shared = Arc::clone(shared);
-    let listing = async move { unless_stopped(&shared, listing).await };
+    let ongoing = Arc::clone(&download.ongoing);
+    let listing = async move { unless_stopped(&ongoing, listing).await };
     let listed = remote.run_until(remote.open_deadline(), "listing it", listing);
     listed.map_err(|error| error.or_location(source))
 }

@@ -47,8 +47,9 @@ pub use plan::{CopyAction, CopyPlan, PlannedFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Precedence;
 use crate::options::{Location, Protocol, StoreOptions, with_setters};
+use crate::storage::StoreClient;
 use crate::storage::guarded_dir::GuardedDir;
-use control::Shared;
+use control::Ongoing;
 use fetch::Sources;
 use list::{Entry, Listing};
 use paths::Filter;
@@ -148,7 +149,8 @@ pub struct CopyJob {
     opened: Option<GuardedDir>,
     options: CopyOptions,
     store: StoreOptions,
-    shared: Arc<Shared>,
+    client: StoreClient,
+    ongoing: Arc<Ongoing>,
 }
 
 /// Report of a copy. After a dry run, the counters say what the copy would do.
@@ -231,12 +233,15 @@ pub fn list_files(source: impl Into<Location>, store: &StoreOptions) -> Result<V
         hidden: true,
         ..CopyOptions::default()
     };
-    let (filter, sources) = (Filter::new(&options)?, Sources::new(store));
-    let shared = Arc::default();
+    let (filter, sources) = (
+        Filter::new(&options)?,
+        Sources::new(store, &StoreClient::default()),
+    );
+    let ongoing = Arc::default();
     let mut listed = Vec::new();
     let Listing {
         entries, unusable, ..
-    } = list::find(source, &filter, &sources, &shared)?;
+    } = list::find(source, &filter, &sources, &ongoing)?;
     if !unusable.is_empty() {
         tracing::info!(target: "tload::notes", "{}", unusable::error(&unusable, source).message());
     }
@@ -244,7 +249,7 @@ pub fn list_files(source: impl Into<Location>, store: &StoreOptions) -> Result<V
         let mut bytes = entry.listed.map(|listed| listed.len);
         if bytes.is_none() && entry.location == *source {
             // Nothing is below the source, so open it to find out whether it is an object itself.
-            match sources.open(source, &shared) {
+            match sources.open(source, &ongoing) {
                 Ok(opened) => bytes = Some(opened.origin()?.len),
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
@@ -268,7 +273,8 @@ impl CopyJob {
             opened: None,
             options: CopyOptions::default(),
             store: StoreOptions::default(),
-            shared: Arc::default(),
+            client: StoreClient::default(),
+            ongoing: Arc::default(),
         }
     }
 
@@ -283,6 +289,13 @@ impl CopyJob {
     #[must_use]
     pub fn store(mut self, store: StoreOptions) -> Self {
         self.store = store;
+        self
+    }
+
+    /// Sets the client whose threads and connections the copy uses. Default: that of the process.
+    #[must_use]
+    pub fn client(mut self, client: StoreClient) -> Self {
+        self.client = client;
         self
     }
 
@@ -312,7 +325,7 @@ impl CopyJob {
     /// ```
     pub fn control(&self) -> CopyControl {
         CopyControl {
-            shared: Arc::clone(&self.shared),
+            ongoing: Arc::clone(&self.ongoing),
             source: self.source.clone(),
             target: self.target.clone(),
         }
@@ -332,13 +345,13 @@ impl CopyJob {
         self.validate()?;
         self.refuse_own_directory()?;
         let filter = Filter::new(&self.options)?;
-        let sources = Sources::new(&self.store);
+        let sources = Sources::new(&self.store, &self.client);
         self.fill_hub_cache(&filter, &sources)?;
         let Listing {
             entries,
             mut unusable,
             ..
-        } = list::find(&self.source, &filter, &sources, &self.shared)?;
+        } = list::find(&self.source, &filter, &sources, &self.ongoing)?;
         let (entries, others) = unusable::split(entries);
         unusable.extend(others);
         if entries.is_empty() && !unusable.is_empty() {
@@ -371,13 +384,19 @@ impl CopyJob {
                 Some(root) => self.fitting(&root, entries, &mut unusable)?,
                 None => entries,
             };
-            let plan = plan::plan(entries, &self.target, &sources, &self.options, &self.shared)?;
+            let plan = plan::plan(
+                entries,
+                &self.target,
+                &sources,
+                &self.options,
+                &self.ongoing,
+            )?;
             return Ok(self.report(started, Some(plan), unusable));
         }
         let root = self.open_target()?;
         let fitting = self.fitting(&root, entries, &mut unusable)?;
         let entries = self.absent(fitting, &root)?;
-        executor::run(entries, &root, &sources, &self.options, &self.shared)?;
+        executor::run(entries, &root, &sources, &self.options, &self.ongoing)?;
         if unusable.is_empty() || self.options.skip_unusable {
             return Ok(self.report(started, None, unusable));
         }
@@ -417,16 +436,17 @@ impl CopyJob {
         if !is_asked || self.source.protocol() != Some(Protocol::Hub) {
             return Ok(());
         }
-        let listing = list::find(&self.source, filter, sources, &self.shared)?;
+        let listing = list::find(&self.source, filter, sources, &self.ongoing)?;
         let names: Vec<_> = listing.entries.into_iter().map(|it| it.name).collect();
         let download = hub_cache::Download {
             depth: self.options.depth,
             range_bytes: self.options.range_bytes,
             precedence: Precedence::default(),
-            shared: self.shared.begin_download(),
+            client: self.client.clone(),
+            ongoing: self.ongoing.begin_download(),
         };
         hub_cache::fill(&self.source, &self.store, &names, download)?;
-        self.shared.end_download();
+        self.ongoing.end_download();
         Ok(())
     }
 
@@ -493,10 +513,10 @@ impl CopyJob {
                 held = root.held(&entry.name)?;
             }
             if held.as_ref().is_some_and(|held| held.is_same_state(listed)) {
-                self.shared.skip(listed.len);
+                self.ongoing.skip(listed.len);
                 continue;
             }
-            Shared::add(&self.shared.bytes_total, listed.len);
+            Ongoing::add(&self.ongoing.bytes_total, listed.len);
             // If opening the source may show that the file is there already, the file counts as
             // needing no space.
             if held.is_none_or(|held| !held.may_be(listed)) {
@@ -516,18 +536,18 @@ impl CopyJob {
         unusable: Vec<String>,
     ) -> CopyReport {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let shared = &self.shared;
+        let ongoing = &self.ongoing;
         CopyReport {
             location: self.source.to_string(),
             target: self.target.display().to_string(),
-            copied_files: load(&shared.copied_files),
-            copied_bytes: load(&shared.bytes_read),
-            resumed_bytes: load(&shared.bytes_resumed),
-            skipped_files: load(&shared.skipped_files),
-            skipped_bytes: load(&shared.skipped_bytes),
-            requests: load(&shared.requests),
-            retries: load(&shared.retries),
-            unversioned_files: load(&shared.unversioned_files),
+            copied_files: load(&ongoing.copied_files),
+            copied_bytes: load(&ongoing.bytes_read),
+            resumed_bytes: load(&ongoing.bytes_resumed),
+            skipped_files: load(&ongoing.skipped_files),
+            skipped_bytes: load(&ongoing.skipped_bytes),
+            requests: load(&ongoing.requests),
+            retries: load(&ongoing.retries),
+            unversioned_files: load(&ongoing.unversioned_files),
             unusable,
             seconds: started.elapsed().as_secs_f64(),
             plan,
@@ -566,29 +586,29 @@ mod tests {
     fn cancelled_copy_keeps_what_was_recorded() {
         let source = Location::from_path("model");
         let control = CopyJob::new(&source, "target").control();
-        Shared::add(&control.shared.bytes_recorded, 7);
+        Ongoing::add(&control.ongoing.bytes_recorded, 7);
         assert_eq!(control.progress().bytes_kept, 0);
         control.cancel();
         assert_eq!(control.progress().bytes_kept, 7);
-        Shared::add(&control.shared.bytes_kept, 9);
+        Ongoing::add(&control.ongoing.bytes_kept, 9);
         assert_eq!(control.progress().bytes_kept, 9);
     }
 
     #[test]
     fn copy_goes_on_from_its_target_after_a_failed_download() {
         let copy = CopyJob::new(Location::from_path("model"), "target");
-        let (shared, control) = (&copy.shared, copy.control());
-        let download = shared.begin_download();
-        Shared::add(&download.bytes_total, 100);
+        let (ongoing, control) = (&copy.ongoing, copy.control());
+        let download = ongoing.begin_download();
+        Ongoing::add(&download.bytes_total, 100);
         for counter in [
             &download.bytes_read,
             &download.bytes_kept,
             &download.requests,
         ] {
-            Shared::add(counter, 30);
+            Ongoing::add(counter, 30);
         }
-        Shared::add(&download.bytes_recorded, 30);
-        Shared::add(&download.retries, 2);
+        Ongoing::add(&download.bytes_recorded, 30);
+        Ongoing::add(&download.retries, 2);
         let hint = || {
             control
                 .timed_out(Duration::from_secs(1))
@@ -596,14 +616,14 @@ mod tests {
                 .map(str::to_owned)
         };
         assert!(hint().is_some_and(|hint| hint.contains("the hub's cache")));
-        shared.end_download();
-        Shared::add(&shared.bytes_total, 100);
-        Shared::add(&shared.bytes_read, 100);
+        ongoing.end_download();
+        Ongoing::add(&ongoing.bytes_total, 100);
+        Ongoing::add(&ongoing.bytes_read, 100);
         let progress = control.progress();
         assert_eq!((progress.bytes_done, progress.bytes_total), (130, 130));
         control.cancel();
         assert_eq!(control.progress().bytes_kept, 0);
-        Shared::add(&shared.bytes_kept, 9);
+        Ongoing::add(&ongoing.bytes_kept, 9);
         assert!(
             hint().is_some_and(|hint| hint.contains("9 B are kept in target")),
             "{:?}",

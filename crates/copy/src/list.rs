@@ -13,7 +13,7 @@ use self::remote::{remote, take_from_cache};
 use super::fetch::{Opened, Sources};
 use super::journal::Origin;
 use super::paths::Filter;
-use super::{Shared, cancelled};
+use super::{Ongoing, cancelled};
 use crate::error::{Error, Result};
 use crate::options::Location;
 use crate::storage::cannot_open;
@@ -97,11 +97,11 @@ pub(super) fn find(
     source: &Location,
     filter: &Filter,
     sources: &Sources,
-    shared: &Arc<Shared>,
+    ongoing: &Arc<Ongoing>,
 ) -> Result<Listing> {
     let mut listing = match source.as_path() {
-        Some(path) => local(source, path, filter, shared)?,
-        None => remote(source, filter, sources, shared)?,
+        Some(path) => local(source, path, filter, ongoing)?,
+        None => remote(source, filter, sources, ongoing)?,
     };
     let entries = &mut listing.entries;
     if !listing.is_file {
@@ -112,7 +112,7 @@ pub(super) fn find(
     Ok(listing)
 }
 
-fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Result<Listing> {
+fn local(source: &Location, path: &Path, filter: &Filter, ongoing: &Ongoing) -> Result<Listing> {
     let metadata = std::fs::metadata(path).map_err(|error| cannot_open(error, source))?;
     if !metadata.is_dir() {
         return Ok(Listing::from_file(Entry {
@@ -125,7 +125,7 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
     let mut walk = Walk {
         source,
         filter,
-        shared,
+        ongoing,
         above: Vec::new(),
         found: Found::default(),
     };
@@ -141,7 +141,7 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
 struct Walk<'a> {
     source: &'a Location,
     filter: &'a Filter,
-    shared: &'a Shared,
+    ongoing: &'a Ongoing,
     /// Device and inode of the directory that is being listed, and of all its ancestors.
     above: Vec<(u64, u64)>,
     found: Found,
@@ -158,7 +158,7 @@ impl Walk<'_> {
             |error| Error::from_io("cannot list the directory", error).with_location(folder);
         let path = folder.as_path().expect("a local directory");
         for entry in std::fs::read_dir(path).map_err(unreadable)? {
-            if self.shared.stop.is_cancelled() {
+            if self.ongoing.stop.is_cancelled() {
                 return Err(cancelled());
             }
             self.entry(&entry.map_err(unreadable)?, name)?;

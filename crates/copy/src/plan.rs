@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::fetch::Sources;
 use super::list::Entry;
 use super::target::{TargetDir, free_bytes_at};
-use super::{CopyOptions, Shared};
+use super::{CopyOptions, Ongoing};
 use crate::error::Result;
 
 /// Steps that a copy would take, from a dry run.
@@ -75,7 +75,7 @@ pub(super) fn plan(
     target: &Path,
     sources: &Sources,
     options: &CopyOptions,
-    shared: &Arc<Shared>,
+    ongoing: &Arc<Ongoing>,
 ) -> Result<CopyPlan> {
     let root = TargetDir::find(target)?;
     let mut plan = CopyPlan {
@@ -98,7 +98,7 @@ pub(super) fn plan(
         let origin = match (told, entry.opened) {
             (Some(origin), _) => origin,
             (None, Some(opened)) => opened.origin()?,
-            (None, None) => sources.open(&entry.location, shared)?.origin()?,
+            (None, None) => sources.open(&entry.location, ongoing)?.origin()?,
         };
         let bytes = origin.len;
         let mut resumed_bytes = 0;
@@ -116,7 +116,7 @@ pub(super) fn plan(
                 CopyAction::Copy
             }
         };
-        count(action, bytes, resumed_bytes, shared);
+        count(action, bytes, resumed_bytes, ongoing);
         plan.files.push(PlannedFile {
             name: entry.name,
             action,
@@ -128,13 +128,13 @@ pub(super) fn plan(
 }
 
 /// Counts a file like the copy itself.
-fn count(action: CopyAction, bytes: u64, resumed_bytes: u64, shared: &Shared) {
+fn count(action: CopyAction, bytes: u64, resumed_bytes: u64, ongoing: &Ongoing) {
     if action == CopyAction::Skip {
-        shared.skip(bytes);
+        ongoing.skip(bytes);
         return;
     }
-    Shared::add(&shared.copied_files, 1);
-    Shared::add(&shared.bytes_total, bytes);
-    Shared::add(&shared.bytes_resumed, resumed_bytes);
-    Shared::add(&shared.bytes_read, bytes - resumed_bytes);
+    Ongoing::add(&ongoing.copied_files, 1);
+    Ongoing::add(&ongoing.bytes_total, bytes);
+    Ongoing::add(&ongoing.bytes_resumed, resumed_bytes);
+    Ongoing::add(&ongoing.bytes_read, bytes - resumed_bytes);
 }

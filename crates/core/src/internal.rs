@@ -5,8 +5,8 @@ pub use crate::error::{nearest_name, printable};
 pub use crate::format::HeaderError;
 pub use crate::load::metrics::metrics_text;
 pub use crate::options::{
-    OptionKey, OptionKind, OptionValue, StoreKey, format_bytes, parse_bytes, parse_duration,
-    unknown_variables,
+    OptionKey, OptionKind, OptionValue, StoreKey, TRIAL_VARIABLE, Trial, format_bytes, parse_bytes,
+    parse_duration, unknown_variables,
 };
 pub use crate::probe::ceiling::Ceiling;
 pub use crate::report::Counters;

@@ -38,8 +38,8 @@
 //! `header.rs` of the crate `tload-format` finds it in a file's header. `split.rs` of `tload-plan`
 //! decides which memory it shares and `place.rs` which reads fetch it. `load/pipeline/mod.rs` moves
 //! each read's window of memory (`lease.rs` of the crate `tload-memory`) to an engine
-//! (`engine/uring/mod.rs`) and on to `sink/host.rs` or `sink/cuda/mod.rs`, which completes the
-//! tensor. `load/stream/mod.rs` hands it over.
+//! (`uring/mod.rs` of `tload-engine`) and on to `sink/host.rs` or `sink/cuda/mod.rs`, which
+//! completes the tensor. `load/stream/mod.rs` hands it over.
 
 #[cfg(feature = "object")]
 pub mod cache;

@@ -40,6 +40,9 @@ pub(crate) fn forbids(function: &str) -> bool {
             | "cuMemFreeHost"
             | "cuStreamDestroy_v2"
             | "cuEventDestroy_v2"
+            // Batches cannot be captured at all.
+            | "cuMemcpyBatchAsync"
+            | "cuMemcpyBatchAsync_v2"
     );
     always || (unsafe_unless_relaxed && MODE.get() != RELAXED)
 }

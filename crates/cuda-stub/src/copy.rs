@@ -9,7 +9,7 @@ use crate::event::Stamp;
 use crate::mapping;
 use crate::memory::{self, Memory};
 use crate::status::{ILLEGAL_ADDRESS, INVALID_VALUE, Outcome, Status};
-use crate::stream::{self, Touch};
+use crate::stream::{self, LEGACY, Touch};
 
 /// Item of work of a stream.
 #[derive(Debug)]
@@ -67,6 +67,75 @@ pub(crate) fn submit(
     if len == 0 {
         return Ok(());
     }
+    let is_pageable = queue(driver, stream, from, to, len)?;
+    // A copy to pageable memory returns when it is done, as documented: the caller's memory is not
+    // the driver's to keep.
+    let to_pageable = is_pageable && matches!(to, Side::Host(_));
+    if to_pageable || returns == Return::WhenDone {
+        return stream::wait(driver, stream);
+    }
+    Ok(())
+}
+
+/// Copy of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchCopy {
+    pub(crate) to: usize,
+    pub(crate) from: usize,
+    pub(crate) len: usize,
+}
+
+/// Queues the copies of one batch. An error comes with the index of the copy that failed, if one
+/// did.
+///
+/// The driver promises no order within a batch, so the last copy comes first here, and those
+/// before one that fails stay queued. Copies that depend on each other are a violation.
+pub(crate) fn submit_batch(
+    driver: &mut Lock,
+    copies: &[BatchCopy],
+    named: u64,
+    here: i32,
+) -> Result<(), (Status, usize)> {
+    // "Must not be legacy NULL stream."
+    if LEGACY.contains(&named) {
+        return Err((INVALID_VALUE, usize::MAX));
+    }
+    let stream = driver.stream(named, here);
+    let stream = stream.map_err(|status| (status, usize::MAX))?;
+    if depend_on_order(copies) {
+        driver.violation("copies of a batch depend on each other".to_owned());
+    }
+    for (index, copy) in copies.iter().enumerate().rev() {
+        // All addresses are of one space.
+        let [from, to] = [copy.from, copy.to].map(|address| match address {
+            _ if driver.touches_device(address, 1) => Side::Device(address),
+            _ => Side::Host(address),
+        });
+        let fault = driver.settings.fault("batch_copy");
+        let fault = fault.or((copy.len == 0).then_some(INVALID_VALUE));
+        fault
+            .map_or_else(|| queue(driver, stream, from, to, copy.len), Err)
+            .map_err(|status| (status, index))?;
+    }
+    Ok(())
+}
+
+/// Returns whether a destination overlaps another range of the batch.
+fn depend_on_order(copies: &[BatchCopy]) -> bool {
+    let both = |copy: &BatchCopy| [(copy.from, copy.len, 0), (copy.to, copy.len, 1)];
+    let mut ranges: Vec<_> = copies.iter().flat_map(both).collect();
+    ranges.sort_unstable();
+    // Ends of what is read and of what is written, so far.
+    let mut ends = [0, 0];
+    ranges.into_iter().any(|(start, len, written)| {
+        let overlaps = start < ends[1] || (written == 1 && start < ends[0]);
+        ends[written] = ends[written].max(start.saturating_add(len));
+        overlaps
+    })
+}
+
+/// Checks a copy of at least one byte and queues it; returns whether its host memory is pageable.
+fn queue(driver: &mut Lock, stream: u64, from: Side, to: Side, len: usize) -> Outcome<bool> {
     let mut copy = Copy {
         from: From::Address(0),
         to: 0,
@@ -110,13 +179,7 @@ pub(crate) fn submit(
         driver.counters.add(kind, 1);
     }
     driver.submit(stream, &Clock::default(), &touches, Work::Copy(copy));
-    // A copy to pageable memory returns when it is done, as documented: the caller's memory is not
-    // the driver's to keep.
-    let to_pageable = is_pageable && matches!(to, Side::Host(_));
-    if to_pageable || returns == Return::WhenDone {
-        return stream::wait(driver, stream);
-    }
-    Ok(())
+    Ok(is_pageable)
 }
 
 pub(crate) fn fill(

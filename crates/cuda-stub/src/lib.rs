@@ -6,6 +6,7 @@
 //! violations:
 //!
 //! * a pinned host buffer that is written before its copy to the device has run;
+//! * copies of one batch that depend on each other;
 //! * memory of the stream-ordered allocator used on a stream not ordered after its allocation;
 //! * device or pinned memory freed before its uses are known to be over, by a wait of the host or
 //!   the order of streams.

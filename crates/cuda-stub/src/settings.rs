@@ -124,7 +124,8 @@ impl Settings {
         Some(())
     }
 
-    /// Counts a call and returns the status that it is to fail with, if any.
+    /// Counts a call and returns the status that it is to fail with, if any. Beside functions,
+    /// `copy` is each copy when it runs, and `batch_copy` each copy of a batch when it is queued.
     pub(crate) fn fault(&mut self, function: &str) -> Option<Status> {
         let mut fails = None;
         for fault in &mut self.faults {

@@ -10,7 +10,7 @@ use crate::driver::{Driver, Lock, changed};
 use crate::status::{INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, OPERATING_SYSTEM, Outcome};
 
 /// Handles that stand for default streams in every function with a stream argument.
-const LEGACY: [u64; 2] = [0, 1];
+pub(crate) const LEGACY: [u64; 2] = [0, 1];
 const PER_THREAD: u64 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

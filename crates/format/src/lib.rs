@@ -8,6 +8,7 @@
 //! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
 //! are released together, and anything else here may change in any release.
 
+mod bands;
 mod dtype;
 mod header;
 mod header_error;
@@ -20,13 +21,17 @@ mod tensor_info;
 // The path that the crates of tload share.
 pub(crate) use tload_base::error;
 
+pub use bands::Band;
 pub use dtype::Dtype;
 pub use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
 pub use model_files::{
     Choice, INDEX_NAME, INDEX_SUFFIX, ModelFiles, Precedence, SINGLE_NAME, choose_files,
 };
-pub use shards::{Gap, INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
+pub use shards::{
+    Gap, INDEX_BYTES_MAX, Index, SUFFIX, listed_twice, missing_shard, natural_cmp, parse_index,
+    read_index,
+};
 pub use slice::{Cut, Indices, Shown, Slice, Strides};
 pub use tensor_info::TensorInfo;
 

@@ -28,8 +28,8 @@ pub const INDEX_BYTES_MAX: u64 = super::HEADER_BYTES_MAX;
 /// Contents of an index file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
-    /// Pairs of tensor and shard, in the order of the file.
-    pub weight_map: Vec<(String, String)>,
+    /// Tensors, each with the position of its shard in `shards`, in the order of the file.
+    pub weight_map: Vec<(String, usize)>,
     /// Shards, each once, in natural order: relative paths with `/`, below the directory of the
     /// index, without `.` and empty components.
     pub shards: Vec<String>,
@@ -41,8 +41,38 @@ pub struct Index {
     pub total_size: Option<u64>,
 }
 
+impl Index {
+    /// Requires that no tensor is listed twice.
+    pub fn require_distinct(&self) -> Result<()> {
+        require_distinct(&self.weight_map)
+    }
+}
+
 /// Parses the bytes of an index file.
 pub fn parse_index(bytes: &[u8]) -> Result<Index> {
+    let index = read_index(bytes)?;
+    index.require_distinct()?;
+    Ok(index)
+}
+
+/// Returns the error of an index that lists `tensor` twice.
+pub fn listed_twice(tensor: &str) -> Error {
+    let error = invalid("found its name twice in weight_map, wanted distinct names");
+    error.with_tensor(clip(tensor))
+}
+
+fn require_distinct(weight_map: &[(String, usize)]) -> Result<()> {
+    let mut tensors = HashSet::with_capacity(weight_map.len());
+    let mut names = weight_map.iter().map(|(tensor, _)| tensor.as_str());
+    match names.find(|tensor| !tensors.insert(*tensor)) {
+        Some(tensor) => Err(listed_twice(tensor)),
+        None => Ok(()),
+    }
+}
+
+/// Parses the bytes of an index file, except that it may list a tensor twice: the caller requires
+/// that it does not, while the shards are opened.
+pub fn read_index(bytes: &[u8]) -> Result<Index> {
     if bytes.len() as u64 > INDEX_BYTES_MAX {
         let found = bytes.len();
         return Err(invalid(format!(
@@ -78,35 +108,45 @@ pub fn parse_index(bytes: &[u8]) -> Result<Index> {
         }
     })?;
 
-    let mut weight_map = parsed.weight_map.0;
+    let WeightMap {
+        tensors: mut weight_map,
+        shards: written,
+    } = parsed.weight_map;
     if weight_map.is_empty() {
         return Err(invalid(
             "index: weight_map is empty, wanted at least one tensor",
         ));
     }
     let mut backslashed = HashMap::new();
-    for (_, shard) in &mut weight_map {
-        let Some(plain) = plain_name(shard) else {
+    let mut names = Vec::with_capacity(written.len());
+    for name in written {
+        let Some(plain) = plain_name(&name) else {
+            names.push(name);
             continue;
         };
-        let written = std::mem::replace(shard, plain);
-        if written.contains('\\') {
-            backslashed.insert(shard.clone(), written);
+        if name.contains('\\') {
+            backslashed.insert(plain.clone(), name);
+        }
+        names.push(plain);
+    }
+    for (written, name) in names.iter().enumerate() {
+        if let Err(error) = check_shard_name(name) {
+            let first = weight_map.iter().position(|(_, shard)| *shard == written);
+            let first = first.expect("each of the names is the shard of a tensor");
+            // The first error of the file counts.
+            require_distinct(&weight_map[..=first])?;
+            return Err(error.with_tensor(clip(&weight_map[first].0)));
         }
     }
-    let mut tensors = HashSet::with_capacity(weight_map.len());
-    let mut shards = HashSet::new();
-    for (tensor, shard) in &weight_map {
-        if !tensors.insert(tensor.as_str()) {
-            let error = invalid("found its name twice in weight_map, wanted distinct names");
-            return Err(error.with_tensor(clip(tensor)));
-        }
-        if shards.insert(shard.as_str()) {
-            check_shard_name(shard).map_err(|error| error.with_tensor(clip(tensor)))?;
-        }
-    }
-    let mut shards: Vec<String> = shards.into_iter().map(str::to_owned).collect();
+    let mut shards = names.clone();
     shards.sort_by(|a, b| natural_cmp(a, b));
+    // One shard may be written in several ways.
+    shards.dedup();
+    let position = |name: &String| shards.binary_search_by(|shard| natural_cmp(shard, name));
+    let positions: Vec<_> = names.iter().flat_map(position).collect();
+    for (_, shard) in &mut weight_map {
+        *shard = positions[*shard];
+    }
     let total_size = parsed.metadata.and_then(|metadata| metadata.total_size);
     Ok(Index {
         weight_map,
@@ -269,7 +309,11 @@ struct IndexFile {
     metadata: Option<Metadata>,
 }
 
-struct WeightMap(Vec<(String, String)>);
+/// Tensors with the positions of their shards, and the shards as they are written, each once.
+struct WeightMap {
+    tensors: Vec<(String, usize)>,
+    shards: Vec<String>,
+}
 
 impl<'de> Deserialize<'de> for WeightMap {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
@@ -283,21 +327,65 @@ impl<'de> Deserialize<'de> for WeightMap {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
-                let mut weight_map = Vec::new();
+                let mut tensors = Vec::new();
+                let mut shards = ShardNames::default();
                 while let Some(tensor) = map.next_key::<String>()? {
-                    let shard = map.next_value::<String>().map_err(|error| {
+                    let shard = map.next_value_seed(&mut shards).map_err(|error| {
                         let tensor = clip(&tensor);
                         <A::Error as de::Error>::custom(format!(
                             "weight_map at {tensor:?}: {error}"
                         ))
                     })?;
-                    weight_map.push((tensor, shard));
+                    tensors.push((tensor, shard));
                 }
-                Ok(WeightMap(weight_map))
+                Ok(WeightMap {
+                    tensors,
+                    shards: shards.names,
+                })
             }
         }
 
         json.deserialize_map(WeightMapVisitor)
+    }
+}
+
+/// Shards that were read, each once: an index repeats their names for every tensor.
+#[derive(Default)]
+struct ShardNames {
+    names: Vec<String>,
+    positions: HashMap<String, usize>,
+    last: usize,
+}
+
+impl<'de> de::DeserializeSeed<'de> for &mut ShardNames {
+    type Value = usize;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<usize, D::Error> {
+        json.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for &mut ShardNames {
+    type Value = usize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<usize, E> {
+        // Most tensors are in the shard of the one before.
+        if self.names.get(self.last).is_none_or(|last| last != name) {
+            self.last = match self.positions.get(name) {
+                Some(known) => *known,
+                None => {
+                    let position = self.names.len();
+                    self.names.push(name.to_owned());
+                    self.positions.insert(name.to_owned(), position);
+                    position
+                }
+            };
+        }
+        Ok(self.last)
     }
 }
 
@@ -357,6 +445,34 @@ mod tests {
                 "m-10.safetensors"
             ]
         );
+        let shards: Vec<_> = index.weight_map.iter().map(|(_, shard)| *shard).collect();
+        assert_eq!(shards, [2, 1, 0, 2]);
+    }
+
+    #[test]
+    fn first_error_of_the_weight_map_counts() {
+        let cases = [
+            (
+                r#""a": "m", "a": "m", "b": "../m""#,
+                "found its name twice",
+                "a",
+            ),
+            (
+                r#""a": "m", "b": "../m", "a": "m""#,
+                "leaves the directory",
+                "b",
+            ),
+            (r#""a": "m", "a": "../m""#, "found its name twice", "a"),
+        ];
+        for (entries, message, tensor) in cases {
+            let text = format!(r#"{{"weight_map": {{{entries}}}}}"#);
+            let error = parse_index(text.as_bytes()).expect_err(entries);
+            assert!(error.message().contains(message), "{entries}: {error}");
+            assert_eq!(error.tensor(), Some(tensor), "{entries}");
+        }
+        let twice = br#"{"weight_map": {"a": "m", "a": "n"}}"#;
+        let index = read_index(twice).expect("the caller looks for names that are listed twice");
+        index.require_distinct().expect_err("it is there twice");
     }
 
     #[test]
@@ -452,7 +568,7 @@ mod tests {
             let text = format!(r#"{{"weight_map": {{"t": "{written}", "u": "{wanted}"}}}}"#);
             let index = parse_index(text.as_bytes()).expect(written);
             assert_eq!(index.shards, [wanted], "{written}");
-            assert!(index.weight_map.iter().all(|(_, shard)| shard == wanted));
+            assert!(index.weight_map.iter().all(|(_, shard)| *shard == 0));
             let is_backslashed = written.contains('\\');
             assert_eq!(
                 index.backslashed.contains_key(wanted),

@@ -63,6 +63,12 @@ impl DeviceBudget {
         Some(DeviceCharge { budget, bytes })
     }
 
+    /// Returns whether `bytes` bytes could be charged now.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let charged = self.0.usage.lock().charged;
+        bytes <= self.0.limit.saturating_sub(charged)
+    }
+
     /// Ordinal of the GPU.
     pub fn ordinal(&self) -> usize {
         self.0.ordinal

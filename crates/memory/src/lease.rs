@@ -20,6 +20,7 @@ use std::ptr::NonNull;
 
 use super::region::Region;
 use super::slab::SlotGuard;
+use super::streaming::{copy, copy_streaming};
 use crate::crc::{Polynomial, Prefixes};
 use crate::sync::Arc;
 
@@ -256,7 +257,16 @@ impl Lease {
         Filling {
             lease: self,
             len: 0,
+            is_streaming: false,
         }
+    }
+
+    /// Returns whether the bytes are read again as soon as the window is filled: for their digest,
+    /// or to move them out of staging memory.
+    #[doc(hidden)]
+    #[inline]
+    pub fn is_read_soon(&self) -> bool {
+        self.crc.is_some() || matches!(self.owner, Owner::Slot(_))
     }
 }
 
@@ -265,9 +275,20 @@ impl Lease {
 pub struct Filling {
     lease: Lease,
     len: usize,
+    /// Long copies bypass the processor's caches.
+    is_streaming: bool,
 }
 
 impl Filling {
+    /// Writes past the processor's caches from now on: for bytes that nothing reads soon.
+    #[doc(hidden)]
+    #[must_use]
+    #[inline]
+    pub fn streaming(mut self) -> Self {
+        self.is_streaming = true;
+        self
+    }
+
     /// Number of bytes written so far.
     #[inline]
     pub fn len(&self) -> usize {
@@ -293,11 +314,12 @@ impl Filling {
             "{} bytes for {room} of a window",
             bytes.len()
         );
-        // SAFETY: `len` is inside the window.
-        let end = unsafe { self.lease.start.add(self.len) };
-        // SAFETY: the window has room for these bytes, and only this lease reaches them, so `bytes`
-        // lies elsewhere.
-        unsafe { end.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        let next = &mut self.lease.as_uninit()[self.len..][..bytes.len()];
+        if self.is_streaming {
+            copy_streaming(bytes, next);
+        } else {
+            copy(bytes, next);
+        }
         self.len += bytes.len();
     }
 

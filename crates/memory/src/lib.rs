@@ -24,6 +24,7 @@ mod region;
 mod shared;
 mod slab;
 mod staging;
+mod streaming;
 mod target;
 mod write_gate;
 

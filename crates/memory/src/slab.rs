@@ -112,7 +112,13 @@ impl Slab {
     /// return slots.
     #[inline]
     pub fn has_free_slot(&self) -> bool {
-        !self.free.lock().is_empty()
+        self.free_slots() > 0
+    }
+
+    /// Returns the number of free slots.
+    #[inline]
+    pub fn free_slots(&self) -> usize {
+        self.free.lock().len()
     }
 
     /// Leases the first `len` bytes of a free slot, or returns `None` while all are in use.

@@ -9,16 +9,17 @@
 //! ```text
 //!  file    ······[ tensor a ][b][c][      tensor d      ]·····
 //!  runs          └── own ───┘└shared┘└────── own ───────┘      split.rs: tensors that share memory
+//!                                                              pack.rs: positions in device memory
 //!  windows     └─────────────┘└──────┘└──────────────────┘     place.rs: aligned, meet at edges
 //!  extents     └──────┴──────┘└──────┘└─────┴─────┴──────┘     place.rs: one read each
 //! ```
 //!
 //! Bytes at edges where two windows meet are read twice.
 
-mod bands;
 mod cluster;
 mod near_glob;
 mod order;
+mod pack;
 mod place;
 mod read_hints;
 pub mod schedule;
@@ -38,16 +39,16 @@ mod tests;
 use std::collections::HashMap;
 use std::ops::Range;
 
-pub use bands::Band;
 pub use cluster::{JointRange, NodeWants, divide};
 pub use order::Order;
+pub use pack::Packing;
 pub use place::{Arrangement, Layout, build};
 pub use read_hints::ReadHints;
 pub use select::Selection;
 pub use sharding::{Sharded, Sharding};
 pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share, share_with};
 
-pub use crate::format::{Indices, Slice, Strides};
+pub use crate::format::{Band, Indices, Slice, Strides};
 use format::Shown;
 
 /// A tensor to load, as the plan needs it.

@@ -4,12 +4,9 @@
 //! offset modulo the alignment of direct I/O. Regions start on a page, so a region simply begins at
 //! an aligned file offset.
 
+use super::pack::{Packing, to_len};
 use super::split::{Run, runs};
 use super::{Extent, Piece, Plan, RegionPlan, Strides, Target, Wanted};
-
-/// Alignment of tensors that are packed into device memory, bytes: kernels with the widest loads
-/// require it of the start of a tensor. A shorter tensor needs no more than its own length.
-const PACKED_ALIGNMENT: usize = 64;
 
 /// Minimum alignment of reads, even where the file system has none: it puts every dtype on an
 /// address of its own alignment.
@@ -35,7 +32,7 @@ pub enum Arrangement {
     /// Like [`Self::InPlace`], in memory that other processes map: a bounded number of regions.
     Published,
     /// Each at an aligned address, else as in the file: bytes are copied there.
-    Packed,
+    Packed(Packing),
     /// Each in separate memory that the plan does not know: bytes are copied there.
     Scattered,
 }
@@ -51,6 +48,14 @@ impl Arrangement {
     /// Returns whether reads go straight to the tensors' memory.
     pub fn is_in_place(self) -> bool {
         matches!(self, Self::InPlace | Self::Published)
+    }
+
+    /// Returns the packing, if tensors are packed.
+    pub(super) fn packing(self) -> Option<Packing> {
+        match self {
+            Self::Packed(packing) => Some(packing),
+            Self::InPlace | Self::Published | Self::Scattered => None,
+        }
     }
 }
 
@@ -109,7 +114,13 @@ fn place(
             let offsets = tensors.map(|&tensor| to_len(wanted[tensor].range.start - start));
             (offsets.collect(), to_len(end - start))
         }
-        Arrangement::Packed => packed(wanted, run),
+        Arrangement::Packed(_) => {
+            let packed = run
+                .packed
+                .as_ref()
+                .expect("runs are packed if they should be");
+            (packed.offsets().to_vec(), packed.bytes())
+        }
         Arrangement::Scattered => (vec![0; run.tensors.len()], 0),
     };
     for (&tensor, &offset) in run.tensors.iter().zip(&offsets) {
@@ -162,7 +173,7 @@ fn place(
         destination: run.destination,
         bytes,
         extents: first_extent..plan.extents.len(),
-        tensors: u32::try_from(run.tensors.len()).expect("a shared region is at most 1 MiB"),
+        tensors: u32::try_from(run.tensors.len()).expect("headers of files list fewer"),
     });
 }
 
@@ -223,7 +234,7 @@ fn place_slice(
     let extents = first_extent..plan.extents.len();
     let bytes = match arrangement {
         Arrangement::Scattered => 0,
-        Arrangement::InPlace | Arrangement::Published | Arrangement::Packed => {
+        Arrangement::InPlace | Arrangement::Published | Arrangement::Packed(_) => {
             to_len(strides.bytes())
         }
     };
@@ -242,43 +253,10 @@ fn place_slice(
     plan.slices.insert(tensor, (strides.clone(), start));
 }
 
-/// Returns the offset of each tensor of a run when packed, and their total size. Neighbours keep
-/// their distance as long as that aligns them, so that one copy moves several.
-///
-/// Worked example: 4 bytes, then 1000, then 256, without gaps: they begin at 0, 64 (4 is not a
-/// multiple of 64) and 1088.
-fn packed(wanted: &[Wanted], run: &Run) -> (Vec<usize>, usize) {
-    let mut offsets = Vec::with_capacity(run.tensors.len());
-    let mut before: Option<(u64, usize)> = None;
-    let mut bytes = 0;
-    for &tensor in &run.tensors {
-        let Wanted {
-            range, alignment, ..
-        } = &wanted[tensor];
-        let len = to_len(wanted[tensor].bytes());
-        let natural = before.map_or(0, |(start, offset)| offset + to_len(range.start - start));
-        let alignment = len
-            .next_power_of_two()
-            .min(PACKED_ALIGNMENT)
-            .max(*alignment);
-        let offset = natural.next_multiple_of(alignment);
-        offsets.push(offset);
-        before = Some((range.start, offset));
-        bytes = offset + len;
-    }
-    (offsets, bytes)
-}
-
 /// Returns an even step: a tensor just over the extent size is one longer read, not a full one and
 /// a short rest.
 fn extent_step(bytes: u64, alignment: u64, extent_bytes: u64) -> u64 {
     let inner = bytes.saturating_sub(2 * alignment).max(1);
     let extents = inner.div_ceil(extent_bytes);
     bytes.div_ceil(extents).next_multiple_of(alignment)
-}
-
-/// Converts a length inside a region: a region that does not fit into the address space is rejected
-/// before it is mapped.
-fn to_len(bytes: u64) -> usize {
-    usize::try_from(bytes).expect("64-bit addresses")
 }

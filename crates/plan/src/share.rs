@@ -14,10 +14,9 @@
 
 use std::ops::Range;
 
-use super::bands::{Band, disjoint_bands};
 use super::place::ALIGNMENT_MIN;
 use super::split::published_bytes_max;
-use super::{JointRange, Strides, unique};
+use super::{Band, JointRange, Strides, unique};
 
 /// Slices and shared ranges below this length, bytes, are joined with those that they touch: one
 /// read for several ranks costs less than one each.
@@ -90,7 +89,7 @@ pub struct SharePlan {
 /// A want that has bytes, and its place in the argument of [`share`].
 pub(super) struct Need<'w> {
     pub(super) want: &'w RankWant,
-    pub(super) rank: usize,
+    rank: usize,
     index: usize,
 }
 
@@ -201,7 +200,7 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
             _ => plan.shared.push(SharedRange {
                 tensor: first.want.tensor,
                 source: first.want.source,
-                bands: bands_of(overlapping, &range),
+                bands: bands(overlapping).unwrap_or_default(),
                 range,
                 ranks: Vec::new(),
                 common: in_common,
@@ -214,8 +213,7 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
             plan.shared[index].ranks.push(need.rank);
         }
     }
-    plan.shared.iter_mut().for_each(SharedRange::sort_ranks);
-    plan.join_short_bands();
+    plan.settle();
     if !astride.is_empty() {
         plan.unique_bytes = unique_bytes(&mut unique, &sorted_needs(wants));
     }
@@ -223,35 +221,30 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
 }
 
 impl SharedRange {
-    fn sort_ranks(&mut self) {
-        self.ranks.sort_unstable();
-        self.ranks.dedup();
-    }
-
     /// Returns the band that a want of this range is taken from, its offset there, and its bytes
     /// behind that if they are not next to each other; `None` if the range is published whole.
     pub fn place(&self, want: &RankWant) -> Option<(usize, u64, Option<Strides>)> {
         let is_before = |band: &Band| band.range.start <= want.range.start;
         let band = (self.bands.partition_point(is_before)).checked_sub(1)?;
-        let (offset, strides) = self.bands[band].place(want);
+        let (offset, strides) = self.bands[band].place(want.range.start, want.strides.as_ref());
         Some((band, offset, strides))
     }
 }
 
 impl SharePlan {
-    /// Publishes every range whole. Returns whether any was published in bands.
-    pub fn publish_whole(&mut self) -> bool {
-        let bands = (self.shared.iter_mut()).flat_map(|it| std::mem::take(&mut it.bands));
-        bands.count() > 0
-    }
-
-    /// Publishes ranges whole that may share a region with others, or that other nodes want too.
-    fn join_short_bands(&mut self) {
+    /// Sorts the ranks of each range, and publishes ranges whole that may share a region with
+    /// others, that other nodes want too, or of which a single band has nearly all.
+    fn settle(&mut self) {
         let len = |it: &SharedRange| it.range.end - it.range.start;
         let least = published_bytes_max(self.shared.iter().map(len).sum());
-        let whole = |it: &&mut SharedRange| len(it) < least || it.common.is_some();
-        let whole = self.shared.iter_mut().filter(whole);
-        whole.for_each(|it| it.bands.clear());
+        for it in &mut self.shared {
+            it.ranks.sort_unstable();
+            it.ranks.dedup();
+            let is_dense = matches!(&it.bands[..], [one] if one.bytes() >= len(it) / 5 * 4);
+            if is_dense || len(it) < least || it.common.is_some() {
+                it.bands.clear();
+            }
+        }
     }
 
     fn add_dense(&mut self, source: usize, range: &Range<u64>) {
@@ -264,12 +257,10 @@ impl SharePlan {
     }
 }
 
-/// Returns the bands that a shared range is published in; none if it is published whole.
-fn bands_of(overlapping: &[Need<'_>], range: &Range<u64>) -> Vec<Band> {
-    let bands = disjoint_bands(overlapping).unwrap_or_default();
-    let bytes: u64 = bands.iter().map(Band::bytes).sum();
-    let are_few = bands.len() == 1 && bytes >= (range.end - range.start) / 5 * 4;
-    if are_few { Vec::new() } else { bands }
+/// Returns bands of the bytes that needs want; `None` if they are not all of one dimension.
+pub(super) fn bands(overlapping: &[Need<'_>]) -> Option<Vec<Band>> {
+    let needs = overlapping.iter();
+    Band::disjoint(needs.map(|it| (it.rank, &it.want.range, it.want.strides.as_ref())))
 }
 
 /// Returns the number of different bytes that needs want.
@@ -842,7 +833,7 @@ mod tests {
         let plan = share(&wants, &RULES);
         assert_eq!(plan.shared.len(), 1);
         let bands = plan.shared[0].bands.iter();
-        bands.map(|band| band.ranks.clone()).collect()
+        bands.map(|band| band.takers.clone()).collect()
     }
 
     #[test]
@@ -972,7 +963,7 @@ mod tests {
             for (shared, takers) in plan.shared.iter().zip(takers) {
                 for (band, mut takers) in shared.bands.iter().zip(takers) {
                     takers.dedup();
-                    prop_assert_eq!(&band.ranks, &takers);
+                    prop_assert_eq!(&band.takers, &takers);
                 }
             }
         }

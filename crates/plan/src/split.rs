@@ -2,15 +2,17 @@
 //! one.
 //!
 //! A shared allocation stays alive as long as any of its tensors, so it is kept small; but
-//! thousands of small tensors must not cost a read and a mapping each.
+//! thousands of small tensors must not cost a read and a mapping each. Packed regions have the size
+//! that their destination asks for, since device memory is expensive to allocate.
 
 use std::ops::Range;
 
+use super::pack::Packed;
 use super::place::ALIGNMENT_MIN;
 use super::{Arrangement, Layout, Wanted};
 
-/// Largest span of the file that a shared region holds, and so the most that one small tensor may
-/// keep alive. One read of this size still runs at the full speed of a disk (`benches/results/`).
+/// Largest span of the file that a shared region holds, unless it is packed, and so the most that
+/// one small tensor may keep alive. One read of this size still runs at the full speed of a disk (`benches/results/`).
 pub(super) const SHARED_BYTES_MAX: u64 = 1 << 20;
 
 /// Number of published regions above which more tensors share one: each rank maps every region
@@ -26,6 +28,42 @@ pub(super) struct Run {
     pub(super) span: Range<u64>,
     pub(super) tensors: Vec<usize>,
     pub(super) realign: bool,
+    /// Positions of the tensors in memory, if they are packed.
+    pub(super) packed: Option<Packed>,
+}
+
+impl Run {
+    fn new(index: usize, tensor: &Wanted, arrangement: Arrangement, realign: bool) -> Self {
+        let mut run = Self {
+            source: tensor.source,
+            destination: tensor.destination,
+            span: tensor.range.start..tensor.range.start,
+            tensors: Vec::new(),
+            realign,
+            packed: arrangement.packing().map(Packed::new),
+        };
+        run.add(index, tensor);
+        run
+    }
+
+    /// Returns whether `tensor` may share the region, which holds at most `bytes_max`.
+    fn takes(&self, tensor: &Wanted, gap_bytes: u64, bytes_max: u64) -> bool {
+        let Range { start, end } = tensor.range;
+        self.source == tensor.source
+            && self.destination == tensor.destination
+            && start >= self.span.end
+            && start - self.span.end <= gap_bytes
+            && end - self.span.start <= bytes_max
+            && (self.packed.as_ref()).is_none_or(|packed| packed.end_with(tensor) <= bytes_max)
+    }
+
+    fn add(&mut self, index: usize, tensor: &Wanted) {
+        self.span.end = tensor.range.end;
+        self.tensors.push(index);
+        if let Some(packed) = &mut self.packed {
+            packed.add(tensor);
+        }
+    }
 }
 
 /// Returns the length from which on each of the published tensors, `total_bytes` together, has a
@@ -63,30 +101,16 @@ pub(super) fn runs(
         let realign = is_alone && !layout.reads_anywhere();
         let shared_bytes_max = match arrangement {
             Arrangement::Published => published_bytes_max,
-            Arrangement::InPlace | Arrangement::Packed | Arrangement::Scattered => SHARED_BYTES_MAX,
+            Arrangement::Packed(packing) => packing.region_bytes,
+            Arrangement::InPlace | Arrangement::Scattered => SHARED_BYTES_MAX,
         };
         let small = end - start < shared_bytes_max && !is_alone && !has_gaps;
         match runs.last_mut() {
-            Some(run)
-                if open
-                    && small
-                    && run.source == tensor.source
-                    && run.destination == tensor.destination
-                    && start >= run.span.end
-                    && start - run.span.end <= layout.gap_bytes
-                    && end - run.span.start <= shared_bytes_max =>
-            {
-                run.span.end = end;
-                run.tensors.push(index);
+            Some(run) if open && small && run.takes(tensor, layout.gap_bytes, shared_bytes_max) => {
+                run.add(index, tensor);
             }
             _ => {
-                runs.push(Run {
-                    source: tensor.source,
-                    destination: tensor.destination,
-                    span: start..end,
-                    tensors: vec![index],
-                    realign,
-                });
+                runs.push(Run::new(index, tensor, arrangement, realign));
                 open = small;
             }
         }

@@ -7,6 +7,11 @@ use super::*;
 
 const IN_PLACE: &[Arrangement] = &[Arrangement::InPlace];
 
+const PACKED: Arrangement = Arrangement::Packed(Packing {
+    region_bytes: Packing::REGION_BYTES,
+    alignment: Packing::ALIGNMENT,
+});
+
 const DIRECT: Layout = Layout {
     extent_bytes: 8192,
     alignment: 4096,
@@ -323,26 +328,36 @@ proptest! {
         }
     }
 
-    /// Packed tensors are aligned, do not overlap, and neighbours keep their distance where that
-    /// aligns them.
+    /// Packed tensors are aligned and do not overlap; neighbours keep their distance where that
+    /// aligns them; and a region that several share is no larger than asked for.
     #[test]
     fn packed_tensors_are_aligned_and_disjoint(
         tensors in tensors(),
         layouts in prop::collection::vec(layouts(), 3),
+        region_bytes in prop::sample::select(vec![1u64, 5000, 1 << 20, 6 << 20, 64 << 20]),
+        alignment in prop::sample::select(vec![1usize, 16, 64, 256]),
     ) {
-        let plan = build(&tensors, &layouts, &[Arrangement::Packed]);
+        let packing = Packing { region_bytes, alignment };
+        let plan = build(&tensors, &layouts, &[Arrangement::Packed(packing)]);
         let mut ends = vec![0usize; plan.regions.len()];
+        let mut before: Vec<Option<(u64, usize)>> = vec![None; plan.regions.len()];
         for (tensor, target) in tensors.iter().zip(&plan.targets) {
             let Some((region, offset)) = target.place else { continue };
             let len = usize::try_from(tensor.range.end - tensor.range.start).expect("small");
+            let wanted = len.next_power_of_two().min(alignment).max(tensor.alignment);
             prop_assert!(!target.realign);
-            prop_assert_eq!(offset % tensor.alignment, 0);
-            prop_assert_eq!(offset % len.next_power_of_two().min(64), 0);
+            prop_assert_eq!(offset % wanted, 0);
             prop_assert!(offset >= ends[region]);
+            if let Some((start, place)) = before[region] {
+                let natural = place + usize::try_from(tensor.range.start - start).expect("small");
+                prop_assert!(offset >= natural && offset < natural + wanted);
+            }
+            before[region] = Some((tensor.range.start, offset));
             ends[region] = offset + len;
         }
         for (region, end) in plan.regions.iter().zip(ends) {
             prop_assert_eq!(region.bytes, end);
+            prop_assert!(region.tensors == 1 || end as u64 <= region_bytes);
         }
     }
 }
@@ -352,10 +367,64 @@ fn packed_worked_example() {
     let far = 1 << 20;
     let tensors = [8..12, 12..1012, 1012..1268]
         .map(|range: Range<u64>| wanted(0, far + range.start..far + range.end));
-    let plan = build(&tensors, &[DIRECT], &[Arrangement::Packed]);
+    let plan = build(&tensors, &[DIRECT], &[PACKED]);
     let places: Vec<_> = plan.targets.iter().map(|target| target.place).collect();
-    assert_eq!(places, [Some((0, 0)), Some((0, 64)), Some((0, 1088))]);
-    assert_eq!(plan.regions[0].bytes, 1344);
+    assert_eq!(places, [Some((0, 0)), Some((0, 16)), Some((0, 1024))]);
+    assert_eq!(plan.regions[0].bytes, 1280);
+}
+
+#[test]
+fn packed_regions_hold_large_tensors_up_to_their_size() {
+    let mib = 1 << 20;
+    let sizes = [10, 30, 24, 1, 64, 63, 1, 1, 90, 3];
+    let mut at = 4096;
+    let tensors: Vec<_> = sizes
+        .iter()
+        .map(|size| {
+            let start = at;
+            at += size * mib;
+            wanted(0, start..at)
+        })
+        .collect();
+    let regions = |region_bytes: u64| -> Vec<(u32, usize)> {
+        let packing = Packing {
+            region_bytes,
+            ..Packing::default()
+        };
+        let plan = build(&tensors, &[DIRECT], &[Arrangement::Packed(packing)]);
+        let regions = plan.regions.iter();
+        regions
+            .map(|region| (region.tensors, region.bytes >> 20))
+            .collect()
+    };
+    assert_eq!(
+        regions(64 * mib),
+        [(3, 64), (1, 1), (1, 64), (2, 64), (1, 1), (1, 90), (1, 3)]
+    );
+    // A size of 1 separates all tensors.
+    assert!(regions(1).iter().all(|(tensors, _)| *tensors == 1));
+    assert_eq!(regions(1 << 30).len(), 1);
+    // Tensors in host memory do not share more.
+    let plan = build(&tensors, &[DIRECT], IN_PLACE);
+    assert_eq!(plan.regions.len(), sizes.len());
+}
+
+/// Neighbours of 176 bytes, as scales of quantized weights are, keep their distance.
+#[test]
+fn neighbours_of_odd_multiples_of_alignment_keep_their_distance() {
+    let tensors: Vec<_> = (0..1000)
+        .map(|i| wanted(0, 4096 + i * 176..4096 + (i + 1) * 176))
+        .collect();
+    for (alignment, distance) in [(16, 176), (64, 192)] {
+        let packing = Packing {
+            alignment,
+            ..Packing::default()
+        };
+        let plan = build(&tensors, &[DIRECT], &[Arrangement::Packed(packing)]);
+        let places: Vec<_> = plan.targets.iter().filter_map(|it| it.place).collect();
+        let expected: Vec<_> = (0..1000).map(|i| (0, i * distance)).collect();
+        assert_eq!(places, expected);
+    }
 }
 
 #[test]
@@ -481,7 +550,7 @@ proptest! {
         if tensor.strides.is_none() {
             return Ok(());
         }
-        for arrangement in [Arrangement::InPlace, Arrangement::Packed, Arrangement::Scattered] {
+        for arrangement in [Arrangement::InPlace, PACKED, Arrangement::Scattered] {
             let plan = build(std::slice::from_ref(&tensor), &[layout], &[arrangement]);
             let mut tensor = vec![0; expected.len()];
             for extent in &plan.extents {

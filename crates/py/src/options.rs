@@ -17,6 +17,9 @@ use crate::error::{exception, invalid_request};
 /// Reads `tload.Options`, whose fields have the names of the core's options.
 pub(crate) fn read(fields: &Bound<'_, PyAny>) -> PyResult<LoadOptions> {
     let mut options = LoadOptions::default();
+    let trial = std::env::var_os(tload::internal::TRIAL_VARIABLE).unwrap_or_default();
+    options.trial =
+        (trial.to_string_lossy().parse()).map_err(|error| exception(fields.py(), &error))?;
     for key in LoadOptions::KEYS {
         let value = fields.getattr(key.name)?;
         if !value.is_none() {

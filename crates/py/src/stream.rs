@@ -78,6 +78,9 @@ impl Stream {
         };
         // Before a tensor is taken, which an exception of a handler would lose.
         events::forward(py)?;
+        if let Some(tensor) = self.receive_ready(py)? {
+            return Ok(Some(tensor));
+        }
         loop {
             let step = deadline.map_or(SIGNAL_STEP, |deadline| {
                 deadline
@@ -140,6 +143,9 @@ impl Stream {
         self.check_process(py)?;
         self.check_receiving(py)?;
         events::forward(py)?;
+        if let Some(tensor) = self.receive_ready(py)? {
+            return Ok(Some(tensor));
+        }
         let ready = self.ready()?;
         ready.reset()?;
         let waker = Waker::from(Arc::clone(ready));
@@ -290,15 +296,11 @@ impl Stream {
         py: Python<'_>,
         poll: impl FnOnce(&mut TensorStream) -> Polled + Send,
     ) -> Polled {
-        let receiving_on = |thread| {
-            let receiving = self.receiving.lock();
-            *receiving.unwrap_or_else(PoisonError::into_inner) = thread;
-        };
         py.detach(|| match &mut *self.lock() {
             Some(stream) => {
-                receiving_on(Some(thread::current().id()));
+                self.receiving_on(Some(thread::current().id()));
                 let polled = poll(stream);
-                receiving_on(None);
+                self.receiving_on(None);
                 polled
             }
             None if self.last.get().is_some_and(|last| last.cut_short) => {
@@ -306,6 +308,39 @@ impl Stream {
             }
             None => Poll::Ready(None),
         })
+    }
+
+    /// Returns the next tensor in memory of the load, if it is ready, without detaching from the
+    /// interpreter: each time, another thread could keep its lock for milliseconds. Waits for no
+    /// thread that may be receiving.
+    fn receive_ready(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
+        let Ok(mut running) = self.running.try_lock() else {
+            return Ok(None);
+        };
+        let Some(stream) = &mut *running else {
+            return Ok(None);
+        };
+        let Some(tensor) = stream.take_ready() else {
+            return Ok(None);
+        };
+        if stream.wants_memory() {
+            self.receiving_on(Some(thread::current().id()));
+            py.detach(|| stream.provide_memory());
+            self.receiving_on(None);
+            drop(running);
+            // Ctrl-C takes precedence over a tensor that is ready.
+            self.raised.check(py)?;
+        }
+        let is_in_target = tensor.target().is_some();
+        Ok((!is_in_target).then(|| Tensor::new(tensor, &self.empties)))
+    }
+
+    fn receiving_on(&self, thread: Option<ThreadId>) {
+        let mut receiving = self
+            .receiving
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *receiving = thread;
     }
 
     fn is_receiving_here(&self) -> bool {

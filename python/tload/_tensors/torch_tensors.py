@@ -114,9 +114,12 @@ def converter(
     direct = IMPORTED & dtypes.keys()
     direct |= {name for name in dtypes.keys() - direct - {"F4"} if _is_exchanged(dtypes[name])}
 
+    is_inference = torch.is_inference_mode_enabled
+    blanks: dict[tuple[str, str, bool], torch.Tensor] = {}
+
     def convert(tensor: _tload.Tensor) -> torch.Tensor:
-        name = tensor.dtype
-        if name in direct and tensor.device == "cpu":
+        name, device = tensor.dtype, tensor.device
+        if name in direct and device == "cpu":
             # A capsule from before version 1 is imported in half the time, but cannot mark memory
             # as read-only.
             imported: torch.Tensor = from_dlpack(tensor.__dlpack__() if tensor.writable else tensor)
@@ -131,10 +134,14 @@ def converter(
             # Not a view of `owner`: tensors in one allocation must not share autograd's version
             # counter.
             owner, offset = memory
-            storage, first = owner.untyped_storage(), offset // made.itemsize
-            own: torch.Tensor = owner.new_empty(0, dtype=made).set_(storage, first, shape)
+            key = name, device, is_inference()
+            blank = blanks.get(key)
+            if blank is None:
+                blanks[key] = blank = owner.new_empty(0, dtype=made)
+            # `data` is a new tensor, in two thirds of the time of another empty one.
+            own: torch.Tensor = blank.data.set_(owner.untyped_storage(), offset // made.itemsize, shape)
             return own if made is dtype else own.view(dtype)
-        ordinal = cuda.ordinal_of(tensor.device)
+        ordinal = cuda.ordinal_of(device)
         if ordinal is not None:
             return cuda.empty(ordinal, shape, made).view(dtype)
         # DLPack imports it as bytes.

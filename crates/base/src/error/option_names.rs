@@ -11,7 +11,7 @@ const CLOSE: char = '›';
 
 /// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a
 /// file.
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 29] = [
     "align",
     "cache",
     "depth",
@@ -33,6 +33,7 @@ const NAMES: [&str; 28] = [
     "order",
     "private",
     "range_bytes",
+    "region_bytes",
     "retries",
     "share",
     "skip_unusable",

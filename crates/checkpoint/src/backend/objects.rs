@@ -83,9 +83,13 @@ impl Objects {
             let places = self.cached_at_one_commit(&written)?;
             #[cfg(feature = "object")]
             let places = match places {
-                None => {
-                    tload_copy::fill_all(&written, &self.store, self.precedence, self.deadline)?
-                }
+                None => tload_copy::fill_all(
+                    &written,
+                    &self.store,
+                    &self.client,
+                    self.precedence,
+                    self.deadline,
+                )?,
                 places => places,
             };
             for (at, place) in all.into_iter().zip(places.into_iter().flatten()) {

@@ -49,6 +49,7 @@ impl clap::Args for TuningArgs {
 impl FromArgMatches for TuningArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut options = LoadOptions::default();
+        options.trial = crate::options::trial().map_err(|error| invalid(&error))?;
         for key in keys() {
             for text in values(matches, key) {
                 options

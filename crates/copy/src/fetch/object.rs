@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Fetching, Opened, Sources};
-use crate::Shared;
+use crate::Ongoing;
 use crate::cancel::{ask_unless_stopped, unless_stopped};
 use crate::error::Result;
 use crate::options::{Location, StoreOptions};
@@ -26,16 +26,23 @@ impl Sources {
     pub(crate) fn remote(&self) -> Result<&Arc<Remote>> {
         if self.remote.get().is_none() {
             // If another thread has set its `Remote` first, this one ends unused.
-            drop(self.remote.set(Remote::start(&self.store)?));
+            drop(
+                self.remote
+                    .set(Remote::start_in(&self.client, &self.store, &[])?),
+            );
         }
         Ok(self.remote.get().expect("set above"))
     }
 
-    pub(super) fn open_object(&self, location: &Location, shared: &Arc<Shared>) -> Result<Opened> {
-        Shared::add(&shared.requests, 1);
+    pub(super) fn open_object(
+        &self,
+        location: &Location,
+        ongoing: &Arc<Ongoing>,
+    ) -> Result<Opened> {
+        Ongoing::add(&ongoing.requests, 1);
         let remote = self.remote()?;
         let (on, at) = (Arc::clone(remote), location.clone());
-        let (object, first) = ask_unless_stopped(remote, shared, move || {
+        let (object, first) = ask_unless_stopped(remote, ongoing, move || {
             ObjectSource::open(&on, &at, FIRST_BYTES, on.open_deadline())
         })?;
         Ok(Opened::Object(object, first))
@@ -43,13 +50,17 @@ impl Sources {
 }
 
 /// Returns all bytes of an object that begins with `first`.
-pub(super) fn bytes(object: &ObjectSource, first: &[u8], shared: &Arc<Shared>) -> Result<Vec<u8>> {
+pub(super) fn bytes(
+    object: &ObjectSource,
+    first: &[u8],
+    ongoing: &Arc<Ongoing>,
+) -> Result<Vec<u8>> {
     let mut bytes = first.to_vec();
     let missing = usize::try_from(object.len()).unwrap_or(usize::MAX) - bytes.len();
     if missing > 0 {
         let (of, start) = (object.clone(), bytes.len() as u64);
         let ask = move || of.fetch(start, missing);
-        bytes.extend(ask_unless_stopped(object.remote(), shared, ask)?);
+        bytes.extend(ask_unless_stopped(object.remote(), ongoing, ask)?);
     }
     Ok(bytes)
 }
@@ -59,7 +70,7 @@ struct Writer {
     file: Arc<File>,
     fetching: Arc<Fetching>,
     failed: Option<std::io::Error>,
-    shared: Arc<Shared>,
+    ongoing: Arc<Ongoing>,
 }
 
 impl Receive for Writer {
@@ -68,11 +79,11 @@ impl Receive for Writer {
             return;
         }
         match self.file.write_all_at(bytes, self.fetching.at()) {
-            Ok(()) => self.fetching.advance(bytes.len() as u64, &self.shared),
+            Ok(()) => self.fetching.advance(bytes.len() as u64, &self.ongoing),
             Err(error) => {
                 self.failed = Some(error);
                 // No further writes would succeed, so the copy ends, and this request with it.
-                self.shared.stop.cancel();
+                self.ongoing.stop.cancel();
             }
         }
     }
@@ -84,8 +95,8 @@ impl Receive for Writer {
 
 impl Events for Writer {
     fn requested(&mut self, again: bool) {
-        Shared::add(&self.shared.requests, 1);
-        Shared::add(&self.shared.retries, u64::from(again));
+        Ongoing::add(&self.ongoing.requests, 1);
+        Ongoing::add(&self.ongoing.retries, u64::from(again));
     }
 }
 
@@ -94,19 +105,20 @@ pub(super) fn fetch_object(
     fetching: &Arc<Fetching>,
     file: &Arc<File>,
     path: &Path,
-    shared: &Arc<Shared>,
+    ongoing: &Arc<Ongoing>,
 ) -> Result<()> {
     let range = fetching.range.clone();
     let mut writer = Writer {
         file: Arc::clone(file),
         fetching: Arc::clone(fetching),
         failed: None,
-        shared: Arc::clone(shared),
+        ongoing: Arc::clone(ongoing),
     };
-    let (source, shared) = (object.clone(), Arc::clone(shared));
+    let (source, ongoing) = (object.clone(), Arc::clone(ongoing));
     let (failed, outcome) = object.remote().run(async move {
         let retries = source.retries();
-        let outcome = unless_stopped(&shared, source.read(range, retries, None, &mut writer)).await;
+        let outcome =
+            unless_stopped(&ongoing, source.read(range, retries, None, &mut writer)).await;
         Ok((writer.failed, outcome))
     })?;
     match failed {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use object_store::path::Path as Key;
 
 use super::{Entry, Found, Listing, below, local};
-use crate::Shared;
+use crate::Ongoing;
 use crate::cancel::unless_stopped;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fetch::Sources;
@@ -43,13 +43,13 @@ pub(super) fn remote(
     source: &Location,
     filter: &Filter,
     sources: &Sources,
-    shared: &Arc<Shared>,
+    ongoing: &Arc<Ongoing>,
 ) -> Result<Listing> {
     if source.protocol() == Some(Protocol::Hub) {
         let url = source.remote().expect("a model of a hub");
         let is_selected = |name: &str| filter.takes(name);
         if let Some(path) = cached_copy(url, sources.options(), &is_selected)? {
-            return local(&Location::from_path(&path), &path, filter, shared);
+            return local(&Location::from_path(&path), &path, filter, ongoing);
         }
     }
     let name = source.file_name();
@@ -57,11 +57,11 @@ pub(super) fn remote(
         return Ok(Listing::from_file(unopened(source, name)));
     }
     if source.protocol() == Some(Protocol::Http) {
-        return web_folder(source, filter, sources, shared);
+        return web_folder(source, filter, sources, ongoing);
     }
     let Found {
         entries, unusable, ..
-    } = list(sources.remote()?, source, filter, shared)?;
+    } = list(sources.remote()?, source, filter, ongoing)?;
     if entries.is_empty() && unusable.is_empty() && !name.is_empty() {
         // A file may have any name; opening it tells whether it exists.
         return Ok(Listing::from_file(unopened(source, name)));
@@ -116,14 +116,14 @@ fn list(
     remote: &Arc<Remote>,
     source: &Location,
     filter: &Filter,
-    shared: &Arc<Shared>,
+    ongoing: &Arc<Ongoing>,
 ) -> Result<Found> {
     let mut found = Found::default();
     let url = source.remote().expect("a location in an object store");
     let (store, _) = remote.store(url)?;
     let mut folders = vec![(source.clone(), String::new())];
     while let Some((folder, name)) = folders.pop() {
-        let (prefix, level) = children(remote, &folder, shared)?;
+        let (prefix, level) = children(remote, &folder, ongoing)?;
         // An object with the directory's own key only marks that the directory exists.
         let objects = level.objects.iter();
         for object in objects.filter(|object| object.location != prefix) {
@@ -177,15 +177,19 @@ fn list(
 }
 
 /// Returns the prefix of `folder` in the store, and what is directly below it.
-fn children(remote: &Arc<Remote>, folder: &Location, shared: &Arc<Shared>) -> Result<(Key, Level)> {
+fn children(
+    remote: &Arc<Remote>,
+    folder: &Location,
+    ongoing: &Arc<Ongoing>,
+) -> Result<(Key, Level)> {
     let url = folder.remote().expect("a location in an object store");
     let failed = |error: Error| error.or_location(folder);
     let (store, prefix) = remote.store(url).map_err(failed)?;
     let (on, of) = (Arc::clone(remote), folder.clone());
-    let (asked, shared) = (prefix.clone(), Arc::clone(shared));
+    let (asked, ongoing) = (prefix.clone(), Arc::clone(ongoing));
     let listing = async move {
         let level = Box::pin(level(&on, &store, &asked, &of));
-        unless_stopped(&shared, level).await
+        unless_stopped(&ongoing, level).await
     };
     let level = remote
         .run_until(remote.open_deadline(), "listing it", listing)
@@ -211,11 +215,11 @@ fn web_folder(
     folder: &Location,
     filter: &Filter,
     sources: &Sources,
-    shared: &Arc<Shared>,
+    ongoing: &Arc<Ongoing>,
 ) -> Result<Listing> {
     let open = |name: &str| -> Result<Entry> {
         let location = folder.join(name);
-        let opened = sources.open(&location, shared)?;
+        let opened = sources.open(&location, ongoing)?;
         Ok(Entry {
             listed: Some(opened.origin()?),
             opened: Some(opened),
@@ -224,7 +228,7 @@ fn web_folder(
     };
     let mut entries = match open(INDEX) {
         Ok(index) => {
-            let shards = shards_of(&index, shared)?;
+            let shards = shards_of(&index, ongoing)?;
             let shards = shards.iter().map(|name| unopened(&folder.join(name), name));
             let mut entries: Vec<_> = shards.collect();
             entries.push(index);
@@ -264,7 +268,7 @@ fn is_absent(error: &Error) -> bool {
     )
 }
 
-fn shards_of(index: &Entry, shared: &Arc<Shared>) -> Result<Vec<String>> {
+fn shards_of(index: &Entry, ongoing: &Arc<Ongoing>) -> Result<Vec<String>> {
     let opened = index.opened.as_ref().expect("an index that was opened");
     let located = |error: Error| error.with_location(&index.location);
     if opened.origin()?.len > INDEX_BYTES_MAX {
@@ -273,7 +277,7 @@ fn shards_of(index: &Entry, shared: &Arc<Shared>) -> Result<Vec<String>> {
             format!("an index has at most {INDEX_BYTES_MAX} bytes"),
         )));
     }
-    parse_index(&opened.bytes(shared)?)
+    parse_index(&opened.bytes(ongoing)?)
         .map(|index| index.shards)
         .map_err(located)
 }

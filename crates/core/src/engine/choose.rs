@@ -7,11 +7,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::pread::PreadEngine;
+use tload_engine::{PreadEngine, uring};
+
 use super::remote::{RemoteEngine, RemoteSetup};
-use super::setup::{EngineSetup, Refusal};
 use super::shared::{SharedEngine, SharedSetup};
-use super::{Engine, tokio_uring, uring};
+use super::{Engine, EngineSetup, Refusal, tokio_uring};
 use crate::error::Result;
 use crate::options::EngineChoice;
 use crate::storage::{ReadFile, Source};

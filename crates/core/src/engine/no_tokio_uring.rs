@@ -1,7 +1,6 @@
 //! Replacement for the `tokio-uring` engine on other systems and in builds without the feature.
 
-use super::Engine;
-use super::setup::{EngineSetup, Refusal};
+use super::{Engine, EngineSetup, Refusal};
 
 pub(super) fn open(_setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
     Err(Refusal {

@@ -40,8 +40,10 @@ const BESIDE_BYTES: u64 = 16 << 20;
 pub(crate) struct Demand<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) tensors: &'a [TensorInfo],
-    /// Default budget for tensors, in bytes, unless one of them is large.
+    /// Default budget for tensors in host memory, in bytes, unless one of them is large.
     pub(crate) default: u64,
+    /// The same for each GPU.
+    pub(crate) device_default: u64,
     /// Bytes that may be in flight.
     pub(crate) in_flight: u64,
     /// Bytes in flight that staging memory should have room for.
@@ -100,7 +102,7 @@ impl Demand<'_> {
         };
         let needed = largest + slot;
         let pool_default = if host.is_some() {
-            self.default_for(largest)
+            self.default_for(self.default, largest)
         } else {
             0
         };
@@ -216,7 +218,7 @@ impl Demand<'_> {
         let regions = self.regions_of(destination);
         let total: u64 = regions.map(|region| region.bytes as u64).sum();
         let given = options.device_memory_limit;
-        let limit = given.unwrap_or_else(|| self.default_for(largest));
+        let limit = given.unwrap_or_else(|| self.default_for(self.device_default, largest));
         if largest > limit {
             let place = format!("cuda:{ordinal}");
             // A limit of GPU memory is per rank, not per node.
@@ -255,9 +257,9 @@ impl Demand<'_> {
         }))
     }
 
-    fn default_for(&self, largest: u64) -> u64 {
+    fn default_for(&self, default: u64, largest: u64) -> u64 {
         let spare = self.in_flight.max(largest / 4);
-        self.default.max(largest.saturating_add(spare))
+        default.max(largest.saturating_add(spare))
     }
 
     fn too_large(
@@ -344,7 +346,7 @@ mod tests {
     use super::*;
     use crate::format::{Dtype, Entry};
     use crate::memory::cgroup::cgroup_memory;
-    use crate::plan::{Arrangement, Layout, Wanted, build};
+    use crate::plan::{Arrangement, Layout, Packing, Wanted, build};
 
     const MIB: u64 = 1 << 20;
 
@@ -382,10 +384,14 @@ mod tests {
             alignment: 4096,
             gap_bytes: 0,
         };
+        let packing = Packing {
+            region_bytes: MIB,
+            ..Packing::default()
+        };
         build(
             &wanted,
             &[layout],
-            &[Arrangement::InPlace, Arrangement::Packed],
+            &[Arrangement::InPlace, Arrangement::Packed(packing)],
         )
     }
 
@@ -404,6 +410,7 @@ mod tests {
             plan: &plan,
             tensors: &tensors,
             default: MEMORY_LIMIT,
+            device_default: MEMORY_LIMIT,
             in_flight: 8 * MIB,
             staged: 8 * MIB,
             reads: 8,

@@ -6,12 +6,13 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::device_alloc::DeviceAllocator;
 use super::device_map::DeviceMap;
 use crate::cuda::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Target;
 use crate::options::Device;
-use crate::plan::Arrangement;
+use crate::plan::{Arrangement, Packing};
 use crate::tensor::TensorInfo;
 
 /// Kind of memory that tensors of a load go to.
@@ -39,6 +40,10 @@ pub(crate) struct Destinations {
     staged: bool,
     /// Other processes map the memory.
     published: bool,
+    /// Free bytes of each GPU, by destination, once they are known.
+    free: Vec<Option<u64>>,
+    /// The caller keeps all tensors.
+    keeps_all: bool,
 }
 
 /// Identity of a destination.
@@ -90,6 +95,8 @@ impl Destinations {
             targets: tensors.iter().map(|_| None).collect(),
             staged: has_gaps(tensors),
             published: false,
+            free: Vec::new(),
+            keeps_all: false,
         }
     }
 
@@ -165,9 +172,50 @@ impl Destinations {
             list,
             of,
             targets: by_tensor.into(),
+            free: Vec::new(),
+            keeps_all: false,
         };
         destinations.gather(has_gaps(tensors));
         Ok(destinations)
+    }
+
+    /// Declares whether the caller keeps all tensors.
+    pub(crate) fn kept(self, keeps_all: bool) -> Self {
+        Self { keeps_all, ..self }
+    }
+
+    /// Finds out how much memory is free on each GPU that the load allocates memory of: what
+    /// `allocator` could provide, if it knows that.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`].
+    pub(crate) fn measured(
+        mut self,
+        mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
+    ) -> Result<Self> {
+        let mut free = |destination: &Destination| {
+            let Destination::Cuda(context) = destination else {
+                return Ok(None);
+            };
+            let known = allocator.as_mut();
+            let known = known.and_then(|allocator| allocator.free_bytes(context.ordinal()));
+            known
+                .map_or_else(|| context.available_memory(), Ok)
+                .map(Some)
+        };
+        self.free = self.list.iter().map(&mut free).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
+    /// Returns the free bytes of a destination's GPU when they were measured.
+    pub(crate) fn free(&self, destination: usize) -> Option<u64> {
+        self.free.get(destination).copied().flatten()
+    }
+
+    /// Returns whether the caller keeps all tensors.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.keeps_all
     }
 
     pub(crate) fn list(&self) -> &[Destination] {
@@ -182,14 +230,19 @@ impl Destinations {
         &self.targets
     }
 
-    pub(crate) fn arrangements(&self) -> Vec<Arrangement> {
-        let arrangement = |destination: &Destination| match destination {
+    /// Returns the arrangement of each destination; `packing` is that for a GPU with this many free
+    /// bytes.
+    pub(crate) fn arrangements(
+        &self,
+        packing: impl Fn(Option<u64>) -> Packing,
+    ) -> Vec<Arrangement> {
+        let arrangement = |(index, destination): (usize, &Destination)| match destination {
             Destination::Host if self.published => Arrangement::Published,
             Destination::Host => Arrangement::InPlace,
-            Destination::Cuda(_) => Arrangement::Packed,
+            Destination::Cuda(_) => Arrangement::Packed(packing(self.free(index))),
             Destination::HostTargets | Destination::CudaTargets(_) => Arrangement::Scattered,
         };
-        self.list.iter().map(arrangement).collect()
+        self.list.iter().enumerate().map(arrangement).collect()
     }
 
     /// Returns whether bytes pass through staging memory.

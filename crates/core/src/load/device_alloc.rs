@@ -86,6 +86,11 @@ impl AllocatorBridge {
         Ok(bridge)
     }
 
+    /// Returns whether a region needs memory for which the budgets have room.
+    pub(crate) fn has_request(&self) -> bool {
+        self.regions.iter().any(|regions| regions.has_request())
+    }
+
     /// Allocates regions as far as the budgets allow; a failure ends the load.
     pub(crate) fn serve(allocator_bridge: &mut Option<Self>, end: impl Fn(Error)) {
         // The bridge is taken out during the call, so that an allocator that panics is not called

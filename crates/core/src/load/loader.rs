@@ -55,6 +55,8 @@ pub struct Loader {
     /// True for a load of one tensor, which cannot mix shards: even if the index changes, the
     /// tensor is consistent.
     pub(super) is_one_tensor: bool,
+    /// The caller keeps all tensors.
+    pub(super) keeps_all: bool,
     pub(super) region_cache: RegionCache,
     pub(super) group: Option<Arc<dyn Group>>,
     pub(super) canceller: Canceller,
@@ -96,6 +98,7 @@ impl Loader {
             expectations: None,
             by_name: false,
             is_one_tensor: false,
+            keeps_all: false,
             region_cache: RegionCache::default(),
             group: None,
             canceller: Canceller::default(),
@@ -169,6 +172,15 @@ impl Loader {
     #[must_use]
     pub(crate) fn of_one_tensor(mut self) -> Self {
         self.is_one_tensor = true;
+        self
+    }
+
+    /// Declares that the caller keeps all tensors, so that GPU memory may be allocated in larger
+    /// regions.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn keeping_all(mut self) -> Self {
+        self.keeps_all = true;
         self
     }
 

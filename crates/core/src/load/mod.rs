@@ -23,6 +23,7 @@ pub(crate) mod metrics;
 mod on_thread;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;
+mod packing;
 pub(crate) mod pipeline;
 pub(crate) mod prepare;
 pub(crate) mod read_one;

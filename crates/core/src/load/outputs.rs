@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::budget::{Demand, HostBudget, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::{Destination, Destinations};
-use super::device_alloc::DeviceAllocator;
 use super::lane::OpenSink;
 use super::pipeline::{LeaseOrigin, PublishedMemory};
 use super::prepare::Prepared;
@@ -72,8 +71,8 @@ enum SinkFactory {
 }
 
 impl Outputs {
-    /// Allocates memory for the load, within its budgets. With an `allocator`, device memory is
-    /// left to it.
+    /// Allocates memory for the load, within its budgets. If it is `given`, device memory is left
+    /// to the caller's allocator.
     ///
     /// # Errors
     ///
@@ -83,7 +82,7 @@ impl Outputs {
         prepared: &Prepared,
         options: &LoadOptions,
         region_cache: &RegionCache,
-        mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
+        given: bool,
     ) -> Result<Self> {
         let destinations = &prepared.destinations;
         let group = cgroup_memory(Path::new("/"));
@@ -94,6 +93,7 @@ impl Outputs {
                 Some(_) => RANK_MEMORY_LIMIT,
                 None => MEMORY_LIMIT,
             },
+            device_default: prepared.device_budget,
             in_flight: prepared.in_flight_bytes(),
             staged: prepared.staged_bytes(),
             reads: prepared.reads_in_flight(),
@@ -105,7 +105,7 @@ impl Outputs {
         };
         let host = host_index(destinations);
         let budget = demand.host(host, destinations.staged(), options)?;
-        let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
+        let device_budgets = device_budgets(&demand, prepared, options)?;
         let host_regions = host.into_iter().flat_map(|host| demand.regions_of(host));
         let host_bytes = host_regions
             .map(|region| Mapping::charge(region.bytes))
@@ -114,7 +114,6 @@ impl Outputs {
         let events = Arc::clone(pool.events());
         let staged = destinations.staged() && !prepared.plan.extents.is_empty();
         let slab = staged.then(|| staging(budget, destinations.gpu(), &events));
-        let given = allocator.is_some();
         let gate = Arc::<WriteGate>::default();
         let mut host_pool = Some(pool);
         let (mut origins, mut sinks) = (Vec::new(), Vec::new());
@@ -126,13 +125,13 @@ impl Outputs {
                 }
                 Destination::HostTargets => Output::host_targets(prepared, &gate),
                 Destination::CudaTargets(context) => {
-                    Output::cuda_targets(prepared, context, &gate)?
+                    Output::cuda_targets(prepared, context, &gate, options)?
                 }
                 Destination::Cuda(context) => {
                     let limit = device_budget.expect("every such destination has a budget");
                     let budget = DeviceBudget::new(context.ordinal(), limit, Arc::clone(&events));
                     let regions = regions(prepared, context, budget, options, given)?;
-                    Output::cuda(prepared, context, regions)
+                    Output::cuda(prepared, context, regions, options)
                 }
             };
             origins.push(output.origin);
@@ -230,20 +229,30 @@ impl Output {
         }
     }
 
-    fn cuda_targets(prepared: &Prepared, context: &Context, gate: &Arc<WriteGate>) -> Result<Self> {
+    fn cuda_targets(
+        prepared: &Prepared,
+        context: &Context,
+        gate: &Arc<WriteGate>,
+        options: &LoadOptions,
+    ) -> Result<Self> {
         let targets = Arc::clone(prepared.destinations.targets());
         let places = CudaPlaces::Targets(TargetPlaces::new(context, targets, Arc::clone(gate))?);
         Ok(Self {
             origin: LeaseOrigin::Slots,
-            sink: SinkFactory::cuda(prepared, context, places),
+            sink: SinkFactory::cuda(prepared, context, places, options),
         })
     }
 
-    fn cuda(prepared: &Prepared, context: &Context, regions: DeviceRegions) -> Self {
+    fn cuda(
+        prepared: &Prepared,
+        context: &Context,
+        regions: DeviceRegions,
+        options: &LoadOptions,
+    ) -> Self {
         let regions = Arc::new(regions);
         Self {
             origin: LeaseOrigin::Device(Arc::clone(&regions)),
-            sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions)),
+            sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions), options),
         }
     }
 }
@@ -284,6 +293,7 @@ pub(crate) fn published(
         plan: &prepared.plan,
         tensors: &prepared.tensors,
         default: MEMORY_LIMIT,
+        device_default: MEMORY_LIMIT,
         in_flight: prepared.in_flight_bytes(),
         staged,
         reads,
@@ -332,9 +342,21 @@ fn staging_report(slab: &Slab) -> Option<StagingReport> {
 }
 
 impl SinkFactory {
-    fn cuda(prepared: &Prepared, context: &Context, places: CudaPlaces) -> Self {
+    fn cuda(
+        prepared: &Prepared,
+        context: &Context,
+        places: CudaPlaces,
+        options: &LoadOptions,
+    ) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
-        Self::Cuda(CudaLoad::new(plan, tensors, context.clone(), places))
+        let batches = options.trial.batch;
+        Self::Cuda(CudaLoad::new(
+            plan,
+            tensors,
+            context.clone(),
+            places,
+            batches,
+        ))
     }
 
     fn open(&self) -> Result<Box<dyn Sink<Tensor = (usize, Tensor)>>> {
@@ -416,7 +438,6 @@ fn device_budgets(
     demand: &Demand<'_>,
     prepared: &Prepared,
     options: &LoadOptions,
-    allocator: &mut Option<&mut (dyn DeviceAllocator + 'static)>,
 ) -> Result<Vec<Option<u64>>> {
     let mut budgets = Vec::new();
     for (index, destination) in prepared.destinations.list().iter().enumerate() {
@@ -429,13 +450,8 @@ fn device_budgets(
             continue;
         }
         let ordinal = context.ordinal();
-        let known = allocator
-            .as_mut()
-            .and_then(|allocator| allocator.free_bytes(ordinal));
-        let free = match known {
-            Some(free) => free,
-            None => context.available_memory()?,
-        };
+        let free = prepared.destinations.free(index);
+        let free = free.expect("measured before the plan");
         budgets.push(Some(demand.device(index, ordinal, free, options)?));
     }
     Ok(budgets)

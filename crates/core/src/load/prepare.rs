@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use super::budget::{MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::Destinations;
 use super::lane::LaneSetup;
+use super::packing::RegionNeed;
 use super::pipeline::Feed;
 use super::source_table::{Others, SourceTable};
 use super::wanted::{refuse_too_many_reads, wanted};
@@ -12,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::groups::Limits;
 use crate::groups::{GroupLanes, LaneContext, LeaderGroup, LimitsRequest, SourceGroup, Sources};
 use crate::memory::{FileView, Slab};
-use crate::options::{CacheMode, EngineChoice, LoadOptions};
+use crate::options::{CacheMode, EngineChoice, LoadOptions, Order};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Depth, Groups};
@@ -39,6 +41,8 @@ pub(crate) struct Prepared {
     has_nodes: bool,
     /// Number of equal parts of the caller's memory limit, of which this load has one.
     pub(crate) limit_divisor: u64,
+    /// Default budget of a GPU, in bytes, unless a tensor is large.
+    pub(crate) device_budget: u64,
     /// Lanes scatter what they read.
     pub(crate) scatters: bool,
     /// By group.
@@ -74,7 +78,21 @@ impl Prepared {
         let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = wanted.into_iter().unzip();
         let layouts = table.layouts(options, staged);
         refuse_too_many_reads(&wanted, &layouts)?;
-        let mut plan = plan::build(&wanted, &layouts, &destinations.arrangements());
+        let need = RegionNeed {
+            budget: if table.is_received() {
+                RANK_MEMORY_LIMIT
+            } else {
+                MEMORY_LIMIT
+            },
+            is_received: table.is_received(),
+            sources: match options.order {
+                Order::Ready => table.read_at_once(),
+                Order::File => 1,
+            },
+            keeps_all: destinations.keeps_all(),
+        };
+        let arrangements = destinations.arrangements(|free| need.packing(options, free));
+        let mut plan = plan::build(&wanted, &layouts, &arrangements);
         plan.renumber(&numbers);
         let has_nodes = table.has_nodes();
         let (sources, leader) = table.begin(checkpoint, &plan, &destinations, options)?;
@@ -88,6 +106,7 @@ impl Prepared {
             has_nodes,
             destinations,
             limit_divisor: 1,
+            device_budget: need.default_budget(options),
             scatters: false,
         })
     }

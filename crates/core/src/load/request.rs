@@ -143,7 +143,8 @@ impl Loader {
         let names = self.names();
         let selected = self.resolve(&self.selection, &names)?;
         let devices = self.devices_of(&names, &selected)?;
-        Destinations::new(tensors, &devices, &self.targets)
+        let destinations = Destinations::new(tensors, &devices, &self.targets)?;
+        Ok(destinations.kept(self.keeps_all))
     }
 
     /// Returns the checkpoint, if the load could mix shards of two states of it.

@@ -147,6 +147,19 @@ impl SourceTable {
         }
     }
 
+    /// Returns whether another rank reads for this one.
+    pub(super) fn is_received(&self) -> bool {
+        matches!(self.received, Received::Regions(..))
+    }
+
+    /// Returns the number of sources that may be read at once.
+    pub(super) fn read_at_once(&self) -> u64 {
+        let sources = self.sources.members().len();
+        let hints = (0..sources).map(|source| self.sources.hints(source));
+        let reads = hints.map(|hints| hints.in_flight_bytes_max / hints.extent_bytes.max(1));
+        reads.max().unwrap_or(1).min(sources as u64)
+    }
+
     /// Returns the layout of each source.
     pub(super) fn layouts(&self, options: &LoadOptions, staged: bool) -> Vec<Layout> {
         let is_shared = !matches!(self.received, Received::Nothing);

@@ -74,11 +74,11 @@ impl Loader {
 
     fn start(&self, mut allocator: Option<Box<dyn DeviceAllocator>>) -> Result<TensorStream> {
         let started = Instant::now();
-        let (prepared, options, joined) = self.prepare(started)?;
+        let (prepared, options, joined) = self.prepare(started, allocator.as_deref_mut())?;
         let timeline = Timeline::default();
         let planned = timeline.record("plan", started);
         let check = self.check(&prepared, started)?;
-        let given = allocator.as_deref_mut();
+        let given = allocator.is_some();
         let outputs = Outputs::new(&prepared, &options, &self.region_cache, given)?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
         let feed = Arc::new(
@@ -142,7 +142,11 @@ impl Loader {
     }
 
     /// Joins the other ranks, opens the sources and plans the reads.
-    fn prepare(&self, started: Instant) -> Result<(Prepared, LoadOptions, Option<Joined>)> {
+    fn prepare(
+        &self,
+        started: Instant,
+        allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
+    ) -> Result<(Prepared, LoadOptions, Option<Joined>)> {
         let requested = self.requested();
         let (selected, destinations) = requested.inspect_err(|error| self.give_up(error))?;
         let mut joined = self.join(started)?;
@@ -153,6 +157,7 @@ impl Loader {
         let is_shared = part.is_some();
         let divisor = (joined.as_ref()).map_or(1, |joined| joined.limit_divisor(is_shared));
         let options = self.options.with_divided_memory(divisor);
+        let destinations = destinations.measured(allocator)?;
         let mut prepared = Prepared::new(&self.checkpoint, selected, destinations, &options, part)?;
         prepared.limit_divisor = divisor;
         Ok((prepared, options, joined))

@@ -192,10 +192,19 @@ impl LoadOptions {
             name: "device_memory_limit",
             flag: Some("device-memory-limit"),
             kind: ANY_BYTES,
-            default: "as for --memory-limit, but no more than is free",
+            default: "as for --memory-limit, at least 8 regions, but no more than is free",
             summary: "Maximum bytes of each GPU that the load holds and the caller has not received; \
                 --memory-limit then applies to staging memory",
             field: field!(optional device_memory_limit),
+        },
+        OptionKey {
+            name: "region_bytes",
+            flag: Some("region"),
+            kind: ANY_BYTES,
+            default: "64 MiB; 256 MiB for tload.load; less if --device-memory-limit or the free memory is small",
+            summary: "Maximum bytes of a region of GPU memory that several tensors share, and so the most \
+                that a kept tensor retains besides its own memory",
+            field: field!(optional region_bytes),
         },
         OptionKey {
             name: "cache",

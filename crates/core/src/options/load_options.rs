@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::share::{OnPeerLoss, Share};
+use super::trial::Trial;
 use super::{CacheMode, Order, with_setters};
 use crate::error::{Error, ErrorKind, Result, named};
 use crate::verify::Verify;
@@ -172,9 +173,17 @@ pub struct LoadOptions {
     /// less: half of what it leaves, or the minimum that the load needs.
     pub memory_limit: Option<u64>,
     /// Most bytes of each GPU that the load may hold and the caller has not received yet. Default:
-    /// as for `memory_limit`, and at most the free memory. When any tensor goes to a GPU,
+    /// as for `memory_limit`, or eight regions if they are larger (see `region_bytes`), and at most
+    /// the free memory. A region counts until all of its tensors have been received. When any tensor goes to a GPU,
     /// `memory_limit` bounds the staging memory.
     pub device_memory_limit: Option<u64>,
+    /// Largest region of GPU memory that several tensors share, bytes, and so the most that a
+    /// kept tensor retains besides its own memory. Larger regions take less time to allocate; a
+    /// tensor of this size or more has memory of its own, and with 1 every tensor has. Never more
+    /// than an eighth of [`Self::device_memory_limit`], nor than a tenth of the free memory; less
+    /// if more than four files are read at once. Default: 64 MiB; 256 MiB for Python's
+    /// `tload.load`, which keeps all tensors.
+    pub region_bytes: Option<u64>,
     /// Compares the bytes read with known digests during the load; a mismatch is
     /// [`ErrorKind::Corrupt`]. A tensor that does not match is not handed over if it has a digest
     /// of its own; caller-provided memory may hold earlier pieces of it by then. Default:
@@ -208,6 +217,10 @@ pub struct LoadOptions {
     /// copies each page that is written to. Otherwise writing to them kills the process
     /// (`SIGSEGV`). Default: yes.
     pub private: Option<bool>,
+    ;
+    /// Variants that are being measured.
+    #[doc(hidden)]
+    pub trial: Trial,
 }
 }
 

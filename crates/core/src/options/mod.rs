@@ -6,6 +6,7 @@
 mod keys;
 mod load_options;
 mod share;
+mod trial;
 mod variables;
 
 pub use keys::{OptionKey, OptionKind, OptionValue};
@@ -13,4 +14,5 @@ pub use load_options::{Device, EngineChoice, LoadOptions};
 pub use share::{OnPeerLoss, Share};
 pub use tload_base::options::*;
 pub use tload_plan::Order;
+pub use trial::{Trial, VARIABLE as TRIAL_VARIABLE};
 pub use variables::unknown_variables;

@@ -1,7 +1,7 @@
 //! Names of the environment variables that begin with `TLOAD_`, for warnings of misspelt ones.
 //! Pure: the command and the Python package pass the names that are set.
 
-use super::{LoadOptions, OptionKey};
+use super::{LoadOptions, OptionKey, TRIAL_VARIABLE};
 use crate::error::{nearest_name, shortened};
 
 const PREFIX: &str = "TLOAD_";
@@ -67,6 +67,9 @@ pub fn unknown_variables<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(S
         let advice = nearest.map_or_else(String::new, |nearest| {
             format!("; did you mean {PREFIX}{nearest}?")
         });
+        if name == TRIAL_VARIABLE {
+            return format!("{name} selects variants of loads that are only being measured");
+        }
         let name = shortened(name);
         format!("environment variable {name} is unknown and has no effect{advice}")
     };
@@ -101,6 +104,13 @@ mod tests {
             let end = nearest.map_or_else(String::new, |it| format!("; did you mean {it}?"));
             assert_eq!(*warning, start + &end);
         }
+    }
+
+    #[test]
+    fn trials_cause_a_warning() {
+        let warnings = unknown_variables(["TLOAD_TRY"]);
+        let text = "TLOAD_TRY selects variants of loads that are only being measured";
+        assert_eq!(warnings, [("TLOAD_TRY".to_owned(), text.to_owned())]);
     }
 
     #[test]

@@ -10,7 +10,6 @@ mod tests;
 mod verification;
 
 use std::fmt;
-use std::ops::AddAssign;
 use std::time::Instant;
 
 pub use group::GroupReport;
@@ -27,35 +26,19 @@ use crate::options::format_bytes;
 use crate::schedule::DepthReport as GroupDepth;
 pub use crate::storage::{CacheReport, MirrorReport};
 use crate::sync::timeline::Span;
+pub use tload_engine::Transfer;
+use tload_engine::with_transfer_counters;
 
-/// Declares `Transfer`, and `Report` with the counters of `Transfer` in place of `..Transfer`.
+/// Declares `Report` with the counters of `Transfer` in place of `..Transfer`.
 macro_rules! declare_report {
     (
-        $(#[$of_transfer:meta])*
-        pub struct Transfer {
-            $($(#[$of_counter:meta])* pub $counter:ident: u64,)*
-        }
-
+        [$($(#[$of_counter:meta])* $counter:ident,)*]
         $(#[$of_report:meta])*
         pub struct Report {
             $($(#[$of_field:meta])* pub $field:ident: $type:ty,)*
             ..Transfer
         }
     ) => {
-        $(#[$of_transfer])*
-        pub struct Transfer {
-            $($(#[$of_counter])* pub $counter: u64,)*
-            /// Description of the last retry, and its cause.
-            pub last_retry: Option<String>,
-        }
-
-        impl AddAssign for Transfer {
-            fn add_assign(&mut self, next: Self) {
-                $(self.$counter += next.$counter;)*
-                self.last_retry = next.last_retry.or(self.last_retry.take());
-            }
-        }
-
         $(#[$of_report])*
         pub struct Report {
             $($(#[$of_field])* pub $field: $type,)*
@@ -88,41 +71,8 @@ macro_rules! declare_report {
     };
 }
 
-declare_report! {
-    /// Statistics of reads: of one extent, or of all extents of a load.
-    #[derive(Clone, Debug, Default, PartialEq, Eq)]
-    pub struct Transfer {
-        /// Bytes read past the page cache.
-        pub direct_bytes: u64,
-        /// Bytes copied from the page cache.
-        pub buffered_bytes: u64,
-        /// Bytes of files that were mapped and not copied (`cache=map`).
-        pub mapped_bytes: u64,
-        /// Bytes received from object stores.
-        pub remote_bytes: u64,
-        /// Bytes of objects that were read from the cache (store option `cache_dir`).
-        pub cached_bytes: u64,
-        /// Bytes received from another rank, in shared memory. Not included in `read_bytes`.
-        pub received_bytes: u64,
-        /// Requests to object stores for the bytes of tensors.
-        pub requests: u64,
-        /// Reads that came back short and were continued.
-        pub short_reads: u64,
-        /// Reads and requests that were repeated for any reason: `read_retries`, `request_retries`,
-        /// and reads that the system interrupted (`EINTR`, `EAGAIN`) or refused to do with direct
-        /// I/O.
-        pub retries: u64,
-        /// Reads of files that were retried after a transient error.
-        pub read_retries: u64,
-        /// Requests to object stores that were retried.
-        pub request_retries: u64,
-        /// Reads of files and requests that took much longer than others of this load.
-        pub stalls: u64,
-        /// Requests sent a second time because the first one stalled.
-        pub hedges: u64,
-        /// Hedged requests whose second request was the faster one.
-        pub hedges_won: u64,
-    }
+with_transfer_counters! {
+    declare_report =>
 
     /// Statistics of one load. Every load ends with one.
     #[derive(Clone, Debug, Default, Serialize)]
@@ -205,17 +155,6 @@ declare_report! {
         /// Messages for the user: fallbacks and what to do about them.
         pub notes: Vec<String>,
         ..Transfer
-    }
-}
-
-impl Transfer {
-    /// Returns the bytes that have arrived from storage.
-    pub(crate) fn read_bytes(&self) -> u64 {
-        self.direct_bytes
-            + self.buffered_bytes
-            + self.mapped_bytes
-            + self.remote_bytes
-            + self.cached_bytes
     }
 }
 

@@ -1,6 +1,7 @@
 //! Driver faults of any kind at any time: a typed error with a hint, no leaks, and the next load
 //! works.
 
+use tload::internal::Trial;
 use tload::{Device, Error, ErrorKind, Order, Result};
 
 use crate::fixtures::{Files, MIB, load, options};
@@ -171,6 +172,60 @@ const TABLE: [Wanted; 21] = [
     ),
 ];
 
+/// Faults of loads whose slots have several copies each, in batches.
+const BATCHES: [Wanted; 7] = [
+    wanted(
+        "cuMemcpyBatchAsync:1:1:1",
+        ErrorKind::Device,
+        "to the GPU in",
+        LOOK,
+        "INVALID_VALUE",
+    ),
+    wanted(
+        "cuMemcpyBatchAsync:719:4",
+        ErrorKind::Device,
+        "to the GPU in",
+        LOST,
+        "LAUNCH_FAILED (719)",
+    ),
+    // The first copies of a batch have been queued.
+    wanted(
+        "batch_copy:1:2:1",
+        ErrorKind::Device,
+        "to the GPU in",
+        LOOK,
+        "INVALID_VALUE",
+    ),
+    wanted(
+        "batch_copy:999:11:1",
+        ErrorKind::Device,
+        "to the GPU in",
+        LOOK,
+        "UNKNOWN",
+    ),
+    wanted(
+        "copy:719:1",
+        ErrorKind::Device,
+        "",
+        LOST,
+        "LAUNCH_FAILED (719)",
+    ),
+    wanted(
+        "copy:700:20:1",
+        ErrorKind::Device,
+        "",
+        LOST,
+        "ILLEGAL_ADDRESS (700)",
+    ),
+    wanted(
+        "cuEventRecord:999:6:1",
+        ErrorKind::Device,
+        "cannot record an event",
+        LOOK,
+        "UNKNOWN",
+    ),
+];
+
 const fn wanted(
     fault: &'static str,
     kind: ErrorKind,
@@ -187,11 +242,23 @@ const fn wanted(
     }
 }
 
-/// Loads twelve tensors through four slots, with some received and kept when the fault occurs.
+fn in_batches() -> Trial {
+    Trial {
+        batch: true,
+        ..Trial::default()
+    }
+}
+
+/// Tensors that cannot share a copy: several copies a slot.
+fn scattered(seed: u64) -> Files {
+    Files::of_lengths(seed, &[50_001; 120])
+}
+
+/// Loads all tensors through four slots, with some received and kept when the fault occurs.
 /// Returns the error, if the load fails.
-fn run(files: &Files, lanes: usize, order: Order) -> Result<()> {
+fn run(files: &Files, lanes: usize, order: Order, trial: Trial) -> Result<()> {
     let options = options(|it| {
-        (it.lanes, it.order) = (Some(lanes), order);
+        (it.lanes, it.order, it.trial) = (Some(lanes), order, trial);
         it.extent_bytes = Some(300_000);
         it.memory_limit = Some(1_300_000);
         it.device_memory_limit = Some(3 * MIB as u64);
@@ -232,13 +299,21 @@ fn assert_works(cuda: &Cuda, files: &Files) {
 
 #[test]
 fn driver_faults_are_classified_and_leak_nothing() {
+    assert_classified(&TABLE, &Files::even(1, 12, MIB), Trial::default());
+}
+
+#[test]
+fn faults_of_batches_are_classified_and_leak_nothing() {
+    assert_classified(&BATCHES, &scattered(5), in_batches());
+}
+
+fn assert_classified(table: &[Wanted], files: &Files, trial: Trial) {
     let cuda = cuda();
-    let files = Files::even(1, 12, MIB);
-    for wanted in &TABLE {
+    for wanted in table {
         for (lanes, delay) in [(1, "0"), (2, "200")] {
             cuda.stub.set("copy_delay_us", delay);
             cuda.stub.set("fail", wanted.fault);
-            let error = run(&files, lanes, Order::Ready).expect_err(wanted.fault);
+            let error = run(files, lanes, Order::Ready, trial).expect_err(wanted.fault);
             let text = error.chain();
             let name = wanted.fault;
             assert_eq!(error.kind(), wanted.kind, "{name}: {text}");
@@ -250,7 +325,7 @@ fn driver_faults_are_classified_and_leak_nothing() {
                 assert!(error.tensor().is_some(), "{name}: {text}");
             }
             cuda.recover();
-            assert_works(&cuda, &files);
+            assert_works(&cuda, files);
         }
     }
 }
@@ -259,8 +334,6 @@ fn driver_faults_are_classified_and_leak_nothing() {
 /// ends with an error, and never hangs, mixes up bytes or leaks.
 #[test]
 fn any_failing_driver_call_ends_load_cleanly() {
-    let cuda = cuda();
-    let files = Files::even(2, 12, MIB);
     let functions = [
         "cuMemAllocAsync",
         "cuMemFreeAsync",
@@ -277,13 +350,20 @@ fn any_failing_driver_call_ends_load_cleanly() {
         "cuDeviceGetAttribute",
         "cuDeviceGetPCIBusId",
     ];
-    for (turn, function) in functions.into_iter().enumerate() {
+    assert_ends_cleanly(&functions, &Files::even(2, 12, MIB), Trial::default());
+    let functions = ["cuMemcpyBatchAsync", "batch_copy", "copy", "cuEventRecord"];
+    assert_ends_cleanly(&functions, &scattered(6), in_batches());
+}
+
+fn assert_ends_cleanly(functions: &[&str], files: &Files, trial: Trial) {
+    let cuda = cuda();
+    for (turn, function) in functions.iter().enumerate() {
         for call in [1, 2, 3, 4, 5, 10, 17] {
             // Alternates.
             let (lanes, order) = [(1, Order::File), (3, Order::Ready)][(call + turn) % 2];
             cuda.stub.set("copy_delay_us", "30");
             cuda.stub.set("fail", &format!("{function}:999:{call}:1"));
-            if let Err(error) = run(&files, lanes, order) {
+            if let Err(error) = run(files, lanes, order, trial) {
                 let text = error.chain();
                 assert_eq!(error.kind(), ErrorKind::Device, "{function}: {text}");
                 assert!(error.hint().is_some(), "{function}: {text}");
@@ -291,7 +371,7 @@ fn any_failing_driver_call_ends_load_cleanly() {
             cuda.stub.set("fail", "");
             tload::release_staging();
             // Also frees memory whose release failed.
-            assert_works(&cuda, &files);
+            assert_works(&cuda, files);
         }
     }
 }
@@ -329,8 +409,9 @@ fn lost_context_is_reported_by_later_loads() {
     // A second user keeps the context, so it outlives the load.
     let other = tload::internal::cuda::Context::open(0).expect("the stub has GPU 0");
     cuda.stub.set("fail", "copy:719:3:1");
-    run(&files, 1, Order::Ready).expect_err("lost");
-    let error = run(&files, 1, Order::Ready).expect_err("still lost");
+    let trial = Trial::default();
+    run(&files, 1, Order::Ready, trial).expect_err("lost");
+    let error = run(&files, 1, Order::Ready, trial).expect_err("still lost");
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(error.hint().is_some_and(|hint| hint.contains(LOST)));
     // The other device still works.

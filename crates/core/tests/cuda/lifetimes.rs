@@ -296,19 +296,3 @@ fn tensor_keeps_its_bytes_after_load_is_dropped() {
     assert_eq!(cuda.stub.live("allocations"), 0);
     assert_eq!(cuda.stub.live("contexts"), 0);
 }
-
-/// Drivers older than 12.5 cannot record a whole context: frees wait for the device.
-#[test]
-fn older_driver_frees_in_order() {
-    let cuda = cuda();
-    let files = Files::even(4, 6, MIB);
-    for missing in ["cuCtxRecordEvent", "cuEventElapsedTime"] {
-        cuda.stub.set("missing", missing);
-        cuda.stub.set("version", "12040");
-        let (tensors, report) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
-        files.assert_all(&tensors);
-        assert!(report.devices[0].copy_seconds >= 0.0);
-        drop(tensors);
-        assert_eq!(cuda.stub.live("allocations"), 0);
-    }
-}

@@ -117,6 +117,7 @@ fn random_loads_are_complete() {
                 (Some(300_000), Some(1)),
             ]);
             it.device_memory_limit = rng.pick(&[None, Some(1)]);
+            it.trial.batch = rng.pick(&[false, true]);
         });
         let ordinal = rng.index(2);
         // The smallest limits that errors hint at, plus some slots or bytes.

@@ -3,6 +3,7 @@
 //! start one: `processes.rs`.
 
 mod allocators;
+mod batches;
 mod budgets;
 #[path = "../it/child.rs"]
 #[expect(

@@ -170,6 +170,59 @@ fn toolkit_stub_is_not_mistaken_for_driver() {
     );
 }
 
+/// Drivers older than 12.5 cannot record a whole context: frees wait for the device. Those older
+/// than 12.8 have no batches.
+#[test]
+fn older_driver_frees_in_order_and_copies_singly() {
+    let folder = tload_cuda_stub::folder();
+    let set = [("TLOAD_CUDA_STUB_VERSION", "12040")];
+    alone(
+        "older_driver_frees_in_order_and_copies_singly",
+        folder.path(),
+        &set,
+        || {
+            let stub = Stub::load();
+            let files = Files::of_lengths(4, &[50_001; 60]);
+            let options = options(|it| it.trial.batch = true);
+            let loader = files.loader().device(Device::Cuda(0)).options(options);
+            let (tensors, report) = load(&loader).expect("loads");
+            files.assert_all(&tensors);
+            assert!(report.devices[0].copy_seconds >= 0.0);
+            assert_eq!(stub.count("cuMemcpyHtoDAsync_v2"), 60);
+            drop(tensors);
+            tload::release_staging();
+            assert_eq!(stub.live("allocations"), 0);
+            let newer = ["cuCtxRecordEvent", "cuMemcpyBatchAsync"];
+            assert_eq!(newer.map(|function| stub.count(function)), [0, 0]);
+            assert_eq!(stub.count("violations"), 0, "{}", stub.last_violation());
+        },
+    );
+}
+
+#[test]
+fn newer_driver_gets_batches_without_index() {
+    let folder = tload_cuda_stub::folder();
+    let set = [("TLOAD_CUDA_STUB_VERSION", "13000")];
+    alone(
+        "newer_driver_gets_batches_without_index",
+        folder.path(),
+        &set,
+        || {
+            let stub = Stub::load();
+            let files = Files::of_lengths(5, &[50_001; 60]);
+            let options = options(|it| it.trial.batch = true);
+            let loader = files.loader().device(Device::Cuda(0)).options(options);
+            let (tensors, _) = load(&loader).expect("loads");
+            files.assert_all(&tensors);
+            assert!(stub.count("cuMemcpyBatchAsync_v2") > 0);
+            assert_eq!(stub.count("cuMemcpyBatchAsync"), 0);
+            stub.set("fail", "batch_copy:1:2:1");
+            let error = load(&loader).expect_err("a copy of the batch fails");
+            assert!(error.chain().contains("INVALID_VALUE"), "{}", error.chain());
+        },
+    );
+}
+
 #[test]
 fn old_driver_is_rejected_with_its_version() {
     let folder = tload_cuda_stub::folder();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tload::Target;
 use tload::internal::cuda::Context;
 use tload::internal::memory::DeviceBudget;
-use tload::internal::plan::Arrangement;
+use tload::internal::plan::{Arrangement, Packing};
 use tload::internal::sink::{
     CudaLoad, CudaPlaces, CudaSink, DeviceRegions, DeviceStart, TargetPlaces,
 };
@@ -22,10 +22,11 @@ fn sinks(
     request: &SinkRequest,
     context: Context,
     places: CudaPlaces,
+    batches: bool,
     lanes: usize,
 ) -> Vec<CudaSink> {
     let (plan, tensors) = (Arc::clone(&request.plan), Arc::clone(&request.tensors));
-    let load = CudaLoad::new(plan, tensors, context, places);
+    let load = CudaLoad::new(plan, tensors, context, places, batches);
     let sink = |_| CudaSink::new(Arc::clone(&load)).expect("a stream");
     (0..lanes).map(sink).collect()
 }
@@ -37,11 +38,17 @@ fn delay(cuda: &Cuda, rng: &RefCell<Rng>) {
 
 #[test]
 fn sink_keeps_contract_in_own_memory() {
+    for batches in [false, true] {
+        keeps_contract_in_own_memory(batches);
+    }
+}
+
+fn keeps_contract_in_own_memory(batches: bool) {
     let cuda = cuda();
     let rng = RefCell::new(Rng::new(1));
     sink_suite(
         "cuda",
-        Arrangement::Packed,
+        Arrangement::Packed(Packing::default()),
         &|request, lanes| {
             delay(&cuda, &rng);
             let context = Context::open(rng.borrow_mut().index(2)).expect("the stub has two GPUs");
@@ -55,14 +62,27 @@ fn sink_keeps_contract_in_own_memory() {
                     .expect("memory is available");
                 assert_eq!(begun, DeviceStart::Begun);
             }
-            sinks(request, context, CudaPlaces::Regions(regions), lanes)
+            sinks(
+                request,
+                context,
+                CudaPlaces::Regions(regions),
+                batches,
+                lanes,
+            )
         },
         &|(index, tensor)| (*index, bytes(tensor)),
     );
+    assert_eq!(cuda.stub.count("cuMemcpyBatchAsync") > 0, batches);
 }
 
 #[test]
 fn sink_keeps_contract_in_caller_memory() {
+    for batches in [false, true] {
+        keeps_contract_in_caller_memory(batches);
+    }
+}
+
+fn keeps_contract_in_caller_memory(batches: bool) {
     let cuda = cuda();
     let rng = RefCell::new(Rng::new(2));
     sink_suite(
@@ -77,10 +97,17 @@ fn sink_keeps_contract_in_caller_memory() {
             });
             let places =
                 TargetPlaces::new(&context, targets.collect(), Arc::default()).expect("events");
-            sinks(request, context, CudaPlaces::Targets(places), lanes)
+            sinks(
+                request,
+                context,
+                CudaPlaces::Targets(places),
+                batches,
+                lanes,
+            )
         },
         &|(index, tensor)| (*index, bytes(tensor)),
     );
+    assert_eq!(cuda.stub.count("cuMemcpyBatchAsync") > 0, batches);
 }
 
 /// Leaks memory that stands for another library's on device 1.

@@ -186,7 +186,7 @@ const ELSEWHERE: [(&str, &str, &str); 29] = [
     (
         "a ring fails while its engine is dropped",
         "the memory of its reads is kept and counted (`parked_bytes`)",
-        "crates/core/src/engine/uring/mod.rs::engine_drop_with_failed_ring_leaks_memory_in_flight",
+        "crates/engine/src/uring/mod.rs::engine_drop_with_failed_ring_leaks_memory_in_flight",
     ),
     (
         "the last check of a load panics",

@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tload::copy::{CopyJob, CopyOptions, list_files};
-use tload::{Checkpoint, ErrorKind, Location, StoreOptions};
+use tload::{Checkpoint, ErrorKind, Location, StoreClient, StoreOptions};
+use tload_testbed::FaultyServer;
 use url::Url;
 
 use crate::fixtures::even;
@@ -500,4 +502,22 @@ fn files_beyond_the_description_of_a_hub_are_listed() {
         .iter()
         .filter(|it| it.contains(&format!("/tree/{commit}?")));
     assert_eq!(trees.count(), 3);
+}
+
+#[test]
+fn each_copy_uses_the_connections_of_its_client() {
+    let server = Arc::new(FaultyServer::start());
+    let site = sites::faulty_web_at(&server);
+    site.put("m.safetensors", &even("t", 1, 2, 5000));
+    let mut connections = 0;
+    for _ in 0..3 {
+        let target = tempfile::tempdir().expect("a folder");
+        let copy = CopyJob::new(site.location("m.safetensors"), target.path())
+            .store(site.options.clone())
+            .client(StoreClient::new());
+        assert_eq!(copy.run().expect("a copy").copied_files, 1);
+        let opened = server.counts().connections;
+        assert!(opened > connections, "a new client has no connections");
+        connections = opened;
+    }
 }

@@ -198,7 +198,11 @@ fn look_up(driver: &Driver, symbol: &str, version: c_int) -> (*mut c_void, c_uin
     const VERSION_NOT_SUFFICIENT: c_uint = 2;
     let nothing = std::ptr::null_mut();
     let suffixed = format!("{symbol}_v2");
-    let names = [symbol, &suffixed];
+    let mut names = [symbol, &suffixed];
+    // Unlike those of other functions, its two versions differ in their arguments.
+    if symbol == "cuMemcpyBatchAsync" && version.min(driver.settings.version) >= since(&suffixed) {
+        names.reverse();
+    }
     if driver
         .settings
         .missing
@@ -224,7 +228,8 @@ fn look_up(driver: &Driver, symbol: &str, version: c_int) -> (*mut c_void, c_uin
 fn since(symbol: &str) -> i32 {
     match symbol {
         "cuCtxRecordEvent" => 12_050,
-        "cuEventElapsedTime_v2" => 12_080,
+        "cuEventElapsedTime_v2" | "cuMemcpyBatchAsync" => 12_080,
+        "cuMemcpyBatchAsync_v2" => 13_000,
         _ => 0,
     }
 }

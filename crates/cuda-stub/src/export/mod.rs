@@ -10,6 +10,7 @@
     reason = "exported C functions, which read and write where their callers point"
 )]
 
+mod batch;
 mod inspect;
 mod machine;
 mod memory;
@@ -89,6 +90,13 @@ impl<T: Copy> In<T> {
         // SAFETY: not null, and the C caller promises that such a value is here.
         Ok(unsafe { self.0.read_unaligned() })
     }
+
+    /// Reads `count` values. `INVALID_VALUE` for null.
+    fn list(self, count: usize) -> Outcome<Vec<T>> {
+        (0..count)
+            .map(|index| Self(self.0.wrapping_add(index)).get())
+            .collect()
+    }
 }
 
 impl In<c_char> {
@@ -146,6 +154,7 @@ use inspecting_functions;
 /// Returns the exported function with this exact name, or null.
 fn address(name: &str) -> *mut c_void {
     let found = [
+        batch::address(name),
         machine::address(name),
         memory::address(name),
         work::address(name),

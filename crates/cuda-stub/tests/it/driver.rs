@@ -19,6 +19,7 @@ pub(crate) const INVALID_HANDLE: u32 = 400;
 pub(crate) const NOT_READY: u32 = 600;
 pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
 pub(crate) const CONTEXT_IS_DESTROYED: u32 = 709;
+pub(crate) const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
 pub(crate) const LAUNCH_FAILED: u32 = 719;
 
 /// Delay that outlasts every test, unless the test resets it.
@@ -280,6 +281,84 @@ pub(crate) fn dtoh_async(to: usize, from: usize, len: usize, stream: u64) -> Res
 
 pub(crate) fn dtod_async(to: usize, from: usize, len: usize, stream: u64) -> Result {
     call("cuMemcpyDtoDAsync_v2", [to, from, len, word(stream), 0])
+}
+
+/// Copies of a batch: destination, source and length of each.
+pub(crate) type Copies<'a> = &'a [(usize, usize, usize)];
+
+/// Calls `cuMemcpyBatchAsync` with one set of attributes. An error comes with the index of the copy
+/// that failed.
+pub(crate) fn batch(
+    copies: Copies<'_>,
+    order: u32,
+    stream: u64,
+) -> std::result::Result<(), (u32, usize)> {
+    type Function = extern "C" fn(
+        *const usize,
+        *const usize,
+        *const usize,
+        usize,
+        *const u32,
+        *const usize,
+        usize,
+        *mut usize,
+        u64,
+    ) -> u32;
+    let [to, from, lengths] = columns(copies);
+    let (attributes, first, mut failed) = ([order, 0, 0, 0, 0, 0], 0, 7777);
+    let address = Stub::load().symbol("cuMemcpyBatchAsync").expect("exported");
+    // SAFETY: the function of CUDA 12.8, by its declaration.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address.as_ptr()) };
+    let code = function(
+        to.as_ptr(),
+        from.as_ptr(),
+        lengths.as_ptr(),
+        copies.len(),
+        attributes.as_ptr(),
+        &raw const first,
+        1,
+        &raw mut failed,
+        stream,
+    );
+    status(code).map_err(|code| (code, failed))
+}
+
+/// As [`batch`], by the function of CUDA 13.0, which does not report an index.
+pub(crate) fn batch_v2(copies: Copies<'_>, order: u32, stream: u64) -> Result {
+    type Function = extern "C" fn(
+        *const usize,
+        *const usize,
+        *const usize,
+        usize,
+        *const u32,
+        *const usize,
+        usize,
+        u64,
+    ) -> u32;
+    let [to, from, lengths] = columns(copies);
+    let (attributes, first) = ([order, 0, 0, 0, 0, 0], 0);
+    let address = Stub::load().symbol("cuMemcpyBatchAsync_v2");
+    let address = address.expect("exported").as_ptr();
+    // SAFETY: the function of CUDA 13.0, by its declaration.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+    status(function(
+        to.as_ptr(),
+        from.as_ptr(),
+        lengths.as_ptr(),
+        copies.len(),
+        attributes.as_ptr(),
+        &raw const first,
+        1,
+        stream,
+    ))
+}
+
+fn columns(copies: Copies<'_>) -> [Vec<usize>; 3] {
+    [
+        copies.iter().map(|copy| copy.0).collect(),
+        copies.iter().map(|copy| copy.1).collect(),
+        copies.iter().map(|copy| copy.2).collect(),
+    ]
 }
 
 pub(crate) fn htod(to: usize, from: usize, len: usize) -> Result {

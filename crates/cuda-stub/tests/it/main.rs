@@ -3,6 +3,7 @@
 //!
 //! One process, so one test at a time: `driver::session` sees to it.
 
+mod batches;
 mod driver;
 mod faults;
 mod machine;

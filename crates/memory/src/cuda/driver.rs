@@ -15,6 +15,7 @@ use cudarc::driver::sys::{CUcontext, CUevent, CUresult, cuDriverGetVersion};
 use cudarc::driver::{DriverError, result};
 use libloading::Library;
 
+use super::batch::BatchCopy;
 use super::facts::DriverFacts;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -27,6 +28,11 @@ const VERSION_MIN: i32 = 11_040;
 
 /// First driver version with `cuCtxRecordEvent`.
 const RECORD_CONTEXT_SINCE: i32 = 12_050;
+
+/// First driver versions with `cuMemcpyBatchAsync`, and with the version of it that lacks the
+/// argument for the index of a failed copy.
+const BATCH_SINCE: i32 = 12_080;
+const BATCH_WITHOUT_INDEX_SINCE: i32 = 13_000;
 
 /// Signature of `cuCtxRecordEvent`, which drivers have since 12.5.
 type RecordContext = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;
@@ -112,6 +118,25 @@ impl Driver {
         // SAFETY: the type is the one in the CUDA manual for this name.
         let found = unsafe { self.library.get::<ElapsedTime>(b"cuEventElapsedTime\0") };
         found.ok().map(|symbol| *symbol)
+    }
+}
+
+impl Driver {
+    /// Looks up the function that queues several copies at once.
+    pub(super) fn batch_copy(&self) -> Option<BatchCopy> {
+        if self.version >= BATCH_WITHOUT_INDEX_SINCE {
+            // SAFETY: the type is the one of `cuda.h` of CUDA 13.0 for this name.
+            let found = unsafe { self.library.get(b"cuMemcpyBatchAsync_v2\0") };
+            if let Ok(function) = found {
+                return Some(BatchCopy::WithoutIndex(*function));
+            }
+        }
+        if self.version < BATCH_SINCE {
+            return None;
+        }
+        // SAFETY: the type is the one of `cuda.h` of CUDA 12.8 for this name.
+        let found = unsafe { self.library.get(b"cuMemcpyBatchAsync\0") };
+        found.ok().map(|function| BatchCopy::WithIndex(*function))
     }
 }
 

@@ -5,6 +5,7 @@
 //! as well, and leaves the calling thread's current context unchanged. Knows nothing of files and
 //! tensors; staging memory (`memory`) and the CUDA sink are built on it.
 
+mod batch;
 mod context;
 mod driver;
 mod event;
@@ -13,6 +14,7 @@ mod memory;
 mod pinned;
 mod stream;
 
+pub use batch::Batch;
 pub use context::{Bound, Context};
 pub use driver::driver;
 pub use event::Event;

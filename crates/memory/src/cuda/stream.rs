@@ -106,7 +106,7 @@ impl Stream {
         self.raw
     }
 
-    fn failure(&self, what: &str, error: DriverError) -> Error {
+    pub(super) fn failure(&self, what: &str, error: DriverError) -> Error {
         crate::cuda::driver::failure(format!("cuda:{}: {what}", self.ordinal), error)
     }
 }

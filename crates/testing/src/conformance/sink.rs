@@ -113,7 +113,7 @@ impl Storage {
             Arrangement::InPlace | Arrangement::Published => {
                 Memory::Regions(Pool::new(64 << 20, Arc::default()))
             }
-            Arrangement::Packed | Arrangement::Scattered => {
+            Arrangement::Packed(_) | Arrangement::Scattered => {
                 let slots = plan.extents.len().max(1);
                 let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default());
                 Memory::Slots(slab.expect("maps"))

@@ -2,7 +2,7 @@
 //! recorded place; windows are aligned, and those of one region are consecutive.
 
 use super::Input;
-use tload::internal::plan::{Arrangement, Layout, Plan, Wanted, build};
+use tload::internal::plan::{Arrangement, Layout, Packing, Plan, Wanted, build};
 
 /// Maximum number of tensors of a table.
 const TENSORS_MAX: usize = 100;
@@ -10,7 +10,11 @@ const TENSORS_MAX: usize = 100;
 const ARRANGEMENTS: [Arrangement; 4] = [
     Arrangement::InPlace,
     Arrangement::Published,
-    Arrangement::Packed,
+    // Regions of this size hold some tensors of a table, and are smaller than others.
+    Arrangement::Packed(Packing {
+        region_bytes: 100_000,
+        alignment: Packing::ALIGNMENT,
+    }),
     Arrangement::Scattered,
 ];
 

@@ -1,7 +1,7 @@
 //! Slices of any tensor, checked against the elements one by one; impossible ones are refused.
 
 use super::{Input, assert_fit_to_print};
-use tload::internal::plan::{Arrangement, Indices, Layout, Slice, Wanted, build};
+use tload::internal::plan::{Arrangement, Indices, Layout, Packing, Slice, Wanted, build};
 
 /// Maximum number of elements of a tensor: each is compared.
 const ELEMENTS_MAX: usize = 4096;
@@ -91,7 +91,7 @@ fn chosen(shape: &[usize], dims: &[Indices]) -> impl Iterator<Item = usize> + us
 fn assert_brings(wanted: &Wanted, layout: Layout, file: &[u8], expected: &[u8]) {
     for arrangement in [
         Arrangement::InPlace,
-        Arrangement::Packed,
+        Arrangement::Packed(Packing::default()),
         Arrangement::Scattered,
     ] {
         let plan = build(std::slice::from_ref(wanted), &[layout], &[arrangement]);

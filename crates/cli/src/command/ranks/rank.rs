@@ -56,6 +56,7 @@ pub(crate) fn run() -> u8 {
 
 fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
     let mut tuning = LoadOptions::default();
+    tuning.trial = options::trial()?;
     for (name, text) in &job.options {
         tuning.set(name, text)?;
     }

@@ -92,11 +92,19 @@ impl Running {
         news: Sender<News>,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        let filling = |job: Job| FillingJob {
-            extent: job.extent,
-            offset: job.offset,
-            needed: job.needed,
-            filling: job.lease.filling(),
+        let filling = |job: Job| {
+            let is_read_soon = job.lease.is_read_soon();
+            let filling = job.lease.filling();
+            FillingJob {
+                extent: job.extent,
+                offset: job.offset,
+                needed: job.needed,
+                filling: if is_read_soon {
+                    filling
+                } else {
+                    filling.streaming()
+                },
+            }
         };
         Self {
             name,

@@ -245,7 +245,7 @@ impl Reader {
             };
             let first = self.bands.first(region);
             for (band, needed) in range.bands.iter().zip(&mut needed[first..]) {
-                needed.1.clone_from(&band.ranks);
+                needed.1.clone_from(&band.takers);
             }
             if !range.bands.is_empty() {
                 continue;

@@ -98,6 +98,14 @@ pub(super) struct Inner {
     pub(super) report: Report,
 }
 
+impl Inner {
+    /// Records that the caller receives a tensor.
+    fn hand_out(&mut self, tensor: &Tensor) {
+        tensor.received();
+        self.bytes_received += tensor.byte_len();
+    }
+}
+
 impl fmt::Debug for Handover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handover")
@@ -222,10 +230,17 @@ impl Handover {
     ) -> (Poll<Option<Result<Tensor>>>, Option<FinishedQueue<Tensor>>) {
         let item = inner.state.next();
         if let Poll::Ready(Some(Ok(tensor))) = &item {
-            tensor.received();
-            inner.bytes_received += tensor.byte_len();
+            inner.hand_out(tensor);
         }
         (item, inner.state.take_unyielded())
+    }
+
+    /// Returns the next tensor if there is one. Does nothing else, so that it never takes long.
+    pub(super) fn take_ready(&self) -> Option<Tensor> {
+        let mut inner = self.lock();
+        let tensor = inner.state.next_ready()?;
+        inner.hand_out(&tensor);
+        Some(tensor)
     }
 
     /// Waits for the next item, until `deadline` at most.

@@ -182,6 +182,28 @@ impl TensorStream {
         self.hand_over(item)
     }
 
+    /// Returns the next tensor, if it is already available, without releasing memory or calling an
+    /// allocator: it never takes long. If [`Self::wants_memory`] afterwards,
+    /// [`Self::provide_memory`] must follow.
+    #[doc(hidden)]
+    pub fn take_ready(&mut self) -> Option<Tensor> {
+        self.handover.take_ready()
+    }
+
+    /// Returns whether the caller's allocator has to be called.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn wants_memory(&self) -> bool {
+        let bridge = self.allocator_bridge.as_ref();
+        bridge.is_some_and(AllocatorBridge::has_request)
+    }
+
+    /// Calls the caller's allocator as far as the budgets allow. A failure ends the load.
+    #[doc(hidden)]
+    pub fn provide_memory(&mut self) {
+        self.provide();
+    }
+
     /// Returns the tensors that the load yields, in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.handover.setup.tensors.iter()

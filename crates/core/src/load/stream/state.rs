@@ -164,13 +164,22 @@ impl<T> State<T> {
         !self.finished.is_empty()
     }
 
+    /// Returns the next tensor if there is one to take.
+    pub(super) fn next_ready(&mut self) -> Option<T> {
+        if self.end().is_some() {
+            return None;
+        }
+        let tensor = self.finished.pop()?;
+        self.received += 1;
+        Some(tensor)
+    }
+
     /// Returns the next item if there is one, or if the load has ended.
     pub(super) fn next(&mut self) -> Poll<Option<Result<T>>> {
         if self.end().is_some() {
             return Poll::Ready(None);
         }
-        if let Some(tensor) = self.finished.pop() {
-            self.received += 1;
+        if let Some(tensor) = self.next_ready() {
             return Poll::Ready(Some(Ok(tensor)));
         }
         let (outcome, is_over) = match &self.phase {

@@ -30,7 +30,7 @@ use regions::OpenRegion;
 pub use regions::{DeviceMemory, DeviceRegions, DeviceStart, FreedWait, MemoryRequest};
 
 use super::Sink;
-use crate::cuda::{Context, Event, Stream};
+use crate::cuda::{Batch, Context, Event, Stream};
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::{DeviceRegion, Filled, WriteGate};
@@ -44,6 +44,7 @@ pub struct CudaLoad {
     tensors: Arc<[TensorInfo]>,
     context: Context,
     places: CudaPlaces,
+    batches: bool,
     /// Pieces not yet arrived, by tensor.
     missing: Box<[AtomicU32]>,
     copies: AtomicU64,
@@ -67,12 +68,14 @@ pub struct CudaUsage {
 
 impl CudaLoad {
     /// Creates the shared state for `plan`, which was made of `tensors` in this order; tensors go
-    /// to `places`.
+    /// to `places`. With `batches`, one call of the driver queues all copies of a slot, if the
+    /// driver has such a function.
     pub fn new(
         plan: Arc<Plan>,
         tensors: Arc<[TensorInfo]>,
         context: Context,
         places: CudaPlaces,
+        batches: bool,
     ) -> Arc<Self> {
         let missing = plan.targets.iter();
         Arc::new(Self {
@@ -83,6 +86,7 @@ impl CudaLoad {
             tensors,
             context,
             places,
+            batches,
             copies: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
             timed_bytes: AtomicU64::new(0),
@@ -126,6 +130,8 @@ pub struct CudaSink {
     // Declared before the stream and the events, whose drop would not wait.
     copying: VecDeque<Copying>,
     stream: Arc<Stream>,
+    /// Queues the copies of a slot by one call; `None` when each is a call of its own.
+    batch: Option<Batch>,
     /// Events to reuse.
     spare: Vec<Marks>,
     /// Timed events, unless a slot has them. Only one slot of the queue is timed: events that
@@ -180,6 +186,7 @@ impl CudaSink {
         Ok(Self {
             copying: VecDeque::new(),
             stream,
+            batch: load.batches.then(|| Batch::new(&load.context)).flatten(),
             spare: Vec::new(),
             timer: Some(timer),
             ready: Vec::new(),
@@ -197,38 +204,61 @@ impl CudaSink {
         })
     }
 
-    /// Queues the copies of the newest slot and the event behind them.
-    fn queue_newest(&self) -> Result<()> {
-        let load = &*self.load;
+    /// Queues the copies of the newest slot and the event behind them. After an error, some of the
+    /// copies may be queued.
+    fn queue_newest(&mut self) -> Result<()> {
+        let Self {
+            copying,
+            stream,
+            batch,
+            load,
+            ..
+        } = self;
         let Copying {
             marks,
             filled,
             pieces,
             open,
             ..
-        } = self.copying.back().expect("just pushed");
+        } = copying.back().expect("just pushed");
         let open = open.as_deref();
         let _bound = load.context.bind()?;
-        if let Some(open) = open
-            && !open.usable.has_fired()?
-        {
-            self.stream.wait(&open.usable)?;
+        if let Some(open) = open {
+            open.order(stream)?;
         }
         let memory = open.map(|open| &*open.memory);
         if let Some(began) = &marks.began {
-            began.record(&self.stream)?;
+            began.record(stream)?;
         }
         let pieces = &load.plan.pieces[pieces.clone()];
         let join = load.places.joins_tensors();
-        for run in runs(pieces, join, |piece| load.address(memory, piece)) {
-            let bytes = &filled.bytes()[run.from..run.from + run.len];
+        let runs = || {
+            let runs = runs(pieces, join, |piece| load.address(memory, piece));
+            runs.map(|run| (run.to, &filled.bytes()[run.from..run.from + run.len]))
+        };
+        let mut count = 0;
+        if let Some(several) = batch
+            && runs().nth(1).is_some()
+        {
             // SAFETY: the context is bound. `filled` is kept in `copying` until the event behind
-            // the copy has fired, or until the stream has been waited for; the plan gives each byte
-            // of the memory to one piece, and so to one copy, and the memory is kept with `filled`.
-            unsafe { self.stream.copy_in(run.to, bytes) }?;
-            load.copies.fetch_add(1, Ordering::Relaxed);
+            // the copies has fired, or until the stream has been waited for, which is what happens
+            // if this fails and has queued some of them; the plan gives each byte of the memory to
+            // one piece, and so to one copy, and the memory is kept with `filled`.
+            count = unsafe { several.queue(stream, runs()) }?;
+            if count == 0 {
+                *batch = None;
+            }
         }
-        marks.ended.record(&self.stream)
+        if count == 0 {
+            for (to, bytes) in runs() {
+                // SAFETY: as above. If an unsupported batch has queued this copy, it runs twice, one
+                // after the other.
+                unsafe { stream.copy_in(to, bytes) }?;
+                count += 1;
+            }
+        }
+        load.copies.fetch_add(count, Ordering::Relaxed);
+        marks.ended.record(stream)
     }
 
     /// Counts the pieces of the oldest slot, with which the GPU is done, and releases it.

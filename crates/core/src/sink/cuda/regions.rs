@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cuda::{Allocation, Context, Event, Stream, free_leftovers, wait_for_freed};
 use crate::error::{Error, ErrorKind, Result};
@@ -54,7 +55,36 @@ pub struct FreedWait {
 pub(super) struct OpenRegion {
     pub(super) memory: Arc<DeviceRegion>,
     /// Event that fires when the memory may be written to.
-    pub(super) usable: Event,
+    usable: Event,
+    /// The event was seen to have fired: it does so once, and the driver need not be asked for each
+    /// extent.
+    is_usable: AtomicBool,
+}
+
+impl OpenRegion {
+    fn new(memory: DeviceRegion, usable: Event) -> Self {
+        Self {
+            memory: Arc::new(memory),
+            usable,
+            is_usable: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes the next work of `stream` begin when the memory may be written to.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`].
+    pub(super) fn order(&self, stream: &Stream) -> Result<()> {
+        if self.is_usable.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.usable.has_fired()? {
+            self.is_usable.store(true, Ordering::Release);
+            return Ok(());
+        }
+        stream.wait(&self.usable)
+    }
 }
 
 /// Outcome of an attempt to begin a region.
@@ -225,8 +255,18 @@ impl DeviceRegions {
         };
         let usable = Event::new(&self.context)?;
         usable.record(stream)?;
-        let memory = Arc::new(DeviceRegion::own(memory, planned.tensors, charge));
-        Ok(Some(OpenRegion { memory, usable }))
+        let memory = DeviceRegion::own(memory, planned.tensors, charge);
+        Ok(Some(OpenRegion::new(memory, usable)))
+    }
+
+    /// Returns whether there is a [request](Self::next_request) to the caller's allocator.
+    pub fn has_request(&self) -> bool {
+        let state = self.state.lock();
+        let next = state.wanted.front().filter(|_| !state.closed);
+        next.is_some_and(|region| {
+            let bytes = self.plan.regions[*region].bytes;
+            self.budget.has_room(bytes as u64)
+        })
     }
 
     /// Returns the next request to the caller's allocator; `None` while the budget has no room, and
@@ -266,8 +306,8 @@ impl DeviceRegions {
         }
         let usable = crate::sink::cuda::record_foreign(&self.context, given.stream)?;
         let tensors = self.plan.regions[region].tensors;
-        let memory = Arc::new(DeviceRegion::foreign(given.memory, tensors, charge));
-        let open = OpenRegion { memory, usable };
+        let memory = DeviceRegion::foreign(given.memory, tensors, charge);
+        let open = OpenRegion::new(memory, usable);
         let mut state = self.state.lock();
         if state.closed {
             drop(state);

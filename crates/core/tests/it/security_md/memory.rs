@@ -138,7 +138,7 @@ pub(super) const MEMORY: Section = Section {
             says: "Memory that a failed ring may still write to is not freed; `parked_bytes` \
                    counts it.",
             tests: &[
-                "crates/core/src/engine/uring/mod.rs::engine_drop_with_failed_ring_leaks_memory_in_flight",
+                "crates/engine/src/uring/mod.rs::engine_drop_with_failed_ring_leaks_memory_in_flight",
             ],
         },
         Promise {

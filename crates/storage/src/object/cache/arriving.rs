@@ -29,7 +29,8 @@ impl Arriving {
     pub(super) fn new(start: u64, buffer: Lease) -> Self {
         Self {
             start,
-            filling: buffer.filling(),
+            // The disk reads them, not the processor.
+            filling: buffer.filling().streaming(),
             checksums: Vec::with_capacity(BUFFER_TILES),
         }
     }
@@ -40,11 +41,7 @@ impl Arriving {
         while !bytes.is_empty() {
             let begun = self.filling.len() % TILE;
             let (now, later) = bytes.split_at(bytes.len().min(TILE - begun));
-            let before = if begun > 0 {
-                self.checksums.pop()
-            } else {
-                None
-            };
+            let before = (begun > 0).then(|| self.checksums.pop()).flatten();
             self.checksums.push(continued(before.unwrap_or(0), now));
             self.filling.push(now);
             bytes = later;

@@ -94,6 +94,13 @@ impl Buffers {
         }
     }
 
+    /// Returns whether at least a quarter of the buffers is free, so that full ones may wait for
+    /// others to be written with.
+    pub(super) fn has_many(&self) -> bool {
+        self.slab()
+            .is_some_and(|slab| slab.free_slots() * 4 >= self.count)
+    }
+
     fn slab(&self) -> Option<&Arc<Slab>> {
         let map = || {
             let slab = Slab::new(self.each, self.count, Arc::clone(&self.returned));
@@ -130,8 +137,9 @@ mod tests {
     fn buffers_are_aligned_bounded_and_reused() {
         let buffers = Arc::new(Buffers::new(BUFFER_BYTES, 2));
         let one = buffers.take().expect("the first");
+        assert!(buffers.has_many());
         let two = buffers.take().expect("the second");
-        assert!(buffers.take().is_none());
+        assert!(buffers.take().is_none() && !buffers.has_many());
         assert_eq!(one.start() % ALIGNMENT, 0);
         assert_eq!(one.len(), BUFFER_BYTES);
         let place = two.start();

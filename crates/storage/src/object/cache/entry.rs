@@ -14,12 +14,12 @@ mod presence;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -85,6 +85,8 @@ pub struct Entry {
     pub(super) claims: Option<Arc<File>>,
     pub(super) is_writable: bool,
     is_direct: AtomicBool,
+    /// Number of calls that wrote whole sectors.
+    pub(super) calls: AtomicU64,
     /// Damaged tiles, whose stamps stay where the cache cannot be written to.
     damaged: Mutex<BTreeSet<u64>>,
     /// Set when the bytes turn out to be wrong.
@@ -177,6 +179,7 @@ impl Entry {
                 len,
                 seed: seed_of(&place.name),
                 is_direct: AtomicBool::new(set_direct(&contents, true)),
+                calls: AtomicU64::new(0),
                 contents,
                 stamps,
                 open,
@@ -226,11 +229,6 @@ impl Entry {
         self.len
     }
 
-    /// Writes bytes. Returns at once. `claim` is held until they are written.
-    pub(super) fn keep(self: &Arc<Self>, arrived: Arrived, claim: Option<Arc<Claim>>) {
-        Shared::write_later(self, arrived, claim);
-    }
-
     /// Keeps the first bytes of the object unless they are already there.
     pub(crate) fn keep_first(self: &Arc<Self>, bytes: &[u8]) {
         let len = bytes.len() as u64;
@@ -250,7 +248,7 @@ impl Entry {
                     Some(buffer) => {
                         let mut arriving = Arriving::new(at, buffer);
                         arriving.push(&bytes[index(at)..index(end)]);
-                        self.keep(arriving.finish(), None);
+                        self.keep(vec![arriving.finish()], None);
                     }
                     None => self.leave_out(end - at),
                 }
@@ -392,55 +390,56 @@ impl Entry {
         Ok(came.min(wanted))
     }
 
-    /// Writes bytes, whole tiles with these checksums, and then their stamps. Blocks.
+    /// Writes neighbours, whole tiles, with one call, and then their stamps. Blocks.
     ///
     /// # Errors
     ///
     /// Errors of the file system.
-    pub(super) fn write(&self, start: u64, bytes: &[u8], checksums: &[u32]) -> io::Result<u64> {
-        if self.is_cleared() {
+    pub(super) fn write(&self, all: &[Arrived]) -> io::Result<u64> {
+        let Some((last, before)) = all.split_last().filter(|_| !self.is_cleared()) else {
             // The entry was cleared after this write was queued, so its bytes may be wrong.
             return Ok(0);
-        }
-        let run = tiles(&(start..start + bytes.len() as u64));
-        let mut stamps = Vec::with_capacity(checksums.len() * STAMP_BYTES);
-        for (tile, crc) in run.clone().zip(checksums) {
-            stamps.extend(stamp(self.seed, tile, *crc));
-        }
-        let known = self.stamps_of(&run);
-        let same = known
-            .iter()
-            .zip(run.clone())
-            .zip(stamps.chunks(STAMP_BYTES));
-        let mut same = same.map(|((known, tile), new)| {
-            known.is_some_and(|crc| stamp(self.seed, tile, crc) == new)
-        });
-        if !self.is_distrusted() && same.all(|is_same| is_same) {
+        };
+        let (mut at, end) = (all[0].start, last.start + last.bytes().len() as u64);
+        let (run, len) = (tiles(&(at..end)), end - at);
+        let checksums = || all.iter().flat_map(|one| one.checksums.iter().copied());
+        if !self.is_distrusted() && checksums().map(Some).eq(self.stamps_of(&run)) {
             // Another process has written these tiles.
             return Ok(0);
         }
-        let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % ALIGNMENT);
-        let mut written = 0;
-        while written < whole.len() {
-            let at = start + written as u64;
+        let (whole, rest) = last
+            .bytes()
+            .split_at(last.bytes().len() / ALIGNMENT * ALIGNMENT);
+        let before = before.iter().map(Arrived::bytes);
+        let mut left: Vec<_> = before.chain([whole]).map(IoSlice::new).collect();
+        let mut left = &mut left[..];
+        // Removes the last one if it is empty and alone.
+        IoSlice::advance_slices(&mut left, 0);
+        while !left.is_empty() {
             let was_direct = self.is_direct.load(Ordering::Acquire);
-            match self.contents.write_at(&whole[written..], at) {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            match write_at(&self.contents, left, at) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(more) => written += more,
+                Ok(more) => {
+                    at += more as u64;
+                    IoSlice::advance_slices(&mut left, more);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => self.without_direct(error, was_direct)?,
             }
         }
         if !rest.is_empty() {
-            self.write_rest(start + written as u64, rest)?;
+            self.write_rest(at, rest)?;
         }
         let at = run.start * STAMP_BYTES as u64;
-        self.stamps.write_all_at(&stamps, at)?;
+        let stamps = run.zip(checksums());
+        let stamps = stamps.flat_map(|(tile, crc)| stamp(self.seed, tile, crc));
+        self.stamps.write_all_at(&stamps.collect::<Vec<_>>(), at)?;
         if self.is_cleared() {
             // The entry was cleared during this write: drop the stamps that it wrote.
             self.stamps.set_len(0)?;
         }
-        Ok(bytes.len() as u64)
+        Ok(len)
     }
 
     /// Writes the end of the object, which is no whole sector.
@@ -521,6 +520,17 @@ fn pause() {
     std::thread::sleep(EVICTION_PAUSE);
 }
 
+/// Writes some of these bytes, and returns how many.
+#[cfg(target_os = "linux")]
+fn write_at(file: &File, bytes: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
+    Ok(rustix::io::pwritev(file, bytes, at)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn write_at(file: &File, bytes: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
+    file.write_at(&bytes[0], at)
+}
+
 /// Returns the seed of the stamps of the entry of this name.
 pub(super) fn seed_of(name: &str) -> u64 {
     let seed = name.get(..16).map(|seed| u64::from_str_radix(seed, 16));
@@ -534,9 +544,39 @@ mod tests {
 
     const LEN: u64 = 1 << 20;
 
+    /// Returns bytes of the object that have arrived.
+    fn arrived(entry: &Entry, start: u64, bytes: &[u8]) -> Arrived {
+        let mut arriving = Arriving::new(start, entry.buffer().expect("a buffer"));
+        arriving.push(bytes);
+        arriving.finish()
+    }
+
     fn write(entry: &Entry, start: u64, bytes: &[u8]) {
-        let checksums: Vec<u32> = bytes.chunks(TILE).map(checksum).collect();
-        entry.write(start, bytes, &checksums).expect("writes");
+        let arrived = arrived(entry, start, bytes);
+        entry.write(&[arrived]).expect("writes");
+    }
+
+    #[test]
+    fn neighbours_are_written_with_one_call() {
+        const LAST: usize = TILE + 100;
+        let folder = tempfile::tempdir().expect("a folder");
+        let len = 2 * LEN + LAST as u64;
+        let (_cache, entry) = opened(folder.path(), len);
+        let all: Vec<u8> = (0..=250).cycle().take(2 * BUFFER_BYTES + LAST).collect();
+        let buffers = all.chunks(BUFFER_BYTES).zip((0..).step_by(BUFFER_BYTES));
+        let neighbours: Vec<_> = buffers
+            .map(|(bytes, start)| arrived(&entry, start, bytes))
+            .collect();
+        let calls = || entry.calls.load(Ordering::Relaxed);
+        let before = calls();
+        assert_eq!(entry.write(&neighbours).expect("writes"), len);
+        // Whether the file system refuses direct writes turns out at the first call.
+        assert!(calls() - before <= 2, "{} calls", calls() - before);
+        assert!(entry.find_all(0..len).expect("is there") == all);
+        // Another process has written all of them.
+        let before = calls();
+        assert_eq!(entry.write(&neighbours).expect("writes nothing"), 0);
+        assert_eq!(calls(), before);
     }
 
     /// A fork duplicates the files that are open, with their locks.

@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::TOTALS;
-use super::arriving::{Arriving, TILE};
+use super::arriving::{Arrived, Arriving, TILE};
 use super::buffers::BUFFER_BYTES;
 use super::claims::Claim;
 use super::entry::{Entry, Found, PATIENCE};
@@ -31,6 +31,14 @@ const PAUSE_MIN: Duration = Duration::from_millis(2);
 
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// Most full buffers of a request that are written together: 4 MiB. A write costs some 50 µs for
+/// waking a thread and waiting for the disk.
+const WRITTEN_TOGETHER: usize = 4;
+
+/// Time since the last write after which the next full buffer is written at once. The loads that
+/// wait for its tiles, and a process that is killed, notice little of the delay.
+const HELD_MAX: Duration = Duration::from_millis(if cfg!(test) { 3_600_000 } else { 500 });
 
 impl ObjectSource {
     /// Reads `range`, which must not be empty, and passes every byte of it to `to` once and in
@@ -219,7 +227,7 @@ impl Waits {
 }
 
 /// Receiver of whole tiles: passes the wanted bytes on, and copies all of them for the cache.
-struct Tee<'a, R> {
+struct Tee<'a, R: Receive> {
     to: &'a mut R,
     entry: &'a Arc<Entry>,
     wanted: Range<u64>,
@@ -229,6 +237,10 @@ struct Tee<'a, R> {
     end: u64,
     /// Bytes for the cache up to `at`.
     copied: Option<Arriving>,
+    /// Full buffers before those bytes.
+    full: Vec<Arrived>,
+    /// Time of the last write.
+    since: Instant,
     /// True after a stretch that found no buffer. The rest is left out too: a later load then sends
     /// one request for it, as without a cache, and not one for each gap.
     is_left_out: bool,
@@ -250,6 +262,8 @@ impl<'a, R: Receive> Tee<'a, R> {
             at: asked.start,
             end: asked.end,
             copied: None,
+            full: Vec::new(),
+            since: Instant::now(),
             is_left_out: false,
             claim: Arc::new(claim),
         }
@@ -264,18 +278,28 @@ impl<'a, R: Receive> Tee<'a, R> {
             self.entry.shared.note(reason);
         }
         (self.is_left_out, self.copied) = (true, None);
+        self.hand_over();
         self.claim = Arc::new(Claim::without_lock(tiles(&self.wanted)));
     }
 
     /// Hands the last bytes over: the response has ended and was as long as it should be.
     fn finish(mut self) {
-        self.hand_over();
+        self.end_stretch();
+    }
+
+    fn end_stretch(&mut self) {
+        self.full.extend(self.copied.take().map(Arriving::finish));
+        let is_due = self.full.len() == WRITTEN_TOGETHER || self.since.elapsed() > HELD_MAX;
+        if is_due || !self.entry.shared.disk.supplies.writes.has_many() {
+            self.hand_over();
+        }
     }
 
     fn hand_over(&mut self) {
-        if let Some(copied) = self.copied.take() {
+        self.since = Instant::now();
+        if !self.full.is_empty() {
             let claim = Some(Arc::clone(&self.claim));
-            self.entry.keep(copied.finish(), claim);
+            self.entry.keep(std::mem::take(&mut self.full), claim);
         }
     }
 
@@ -304,16 +328,19 @@ impl<'a, R: Receive> Tee<'a, R> {
             bytes = later;
             // The last stretch is handed over at the end of the response.
             if at == stretch && at != self.end {
-                self.hand_over();
+                self.end_stretch();
             }
         }
     }
 
     /// Returns a buffer, after waiting for the disk if the load does that.
-    fn buffer(&self) -> Option<Lease> {
+    fn buffer(&mut self) -> Option<Lease> {
+        let buffer = self.entry.buffer();
+        if buffer.is_none() {
+            self.hand_over();
+        }
         // `block_in_place` lets other threads continue this thread's other requests.
         let wait = || tokio::task::block_in_place(|| self.entry.wait_for_buffer());
-        let buffer = self.entry.buffer();
         buffer.or_else(|| self.entry.waits().then(wait)?)
     }
 
@@ -338,6 +365,13 @@ impl<'a, R: Receive> Tee<'a, R> {
     }
 }
 
+/// Full buffers are kept even if the request fails.
+impl<R: Receive> Drop for Tee<'_, R> {
+    fn drop(&mut self) {
+        self.hand_over();
+    }
+}
+
 impl<R: Receive> Receive for Tee<'_, R> {
     fn bytes(&mut self, bytes: &[u8], from: Provenance) {
         // A piece is read three times, for the receiver, for the cache and for its checksum: the
@@ -352,7 +386,6 @@ impl<R: Receive> Receive for Tee<'_, R> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::stamp::checksum;
     use super::super::tests::opened;
     use super::*;
 
@@ -388,6 +421,38 @@ mod tests {
         tee.bytes(&bytes, Provenance::Origin);
         tee.finish();
         assert_eq!(dropped(), 3 * BUFFER_BYTES as u64);
+    }
+
+    #[test]
+    fn response_is_written_in_few_calls_also_when_it_fails() {
+        let mib = |count: u64| count * BUFFER_BYTES as u64;
+        let all = 0..mib(11) + 100;
+        let bytes: Vec<u8> = (0..=250).cycle().take(11 * BUFFER_BYTES + 100).collect();
+        for (came, there, calls) in [(bytes.len(), all.end, 3), (7 * BUFFER_BYTES - 1, mib(6), 2)] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let (_cache, entry) = opened(folder.path(), all.end);
+            let mut to = Nothing;
+            let claim = Claim::without_lock(tiles(&all));
+            let mut tee = Tee::new(&mut to, &entry, all.clone(), &all, claim);
+            tee.bytes(&bytes[..came], Provenance::Origin);
+            if came == bytes.len() {
+                tee.finish();
+            } else {
+                drop(tee);
+            }
+            let minute = Duration::from_secs(60);
+            assert!(crate::object::cache::finish_caching(minute));
+            let found = entry.find_all(0..there).expect("is there");
+            assert!(
+                bytes.starts_with(&found) && (there == all.end || !entry.has(&(there..all.end)))
+            );
+            // The file system may refuse the first direct write.
+            let made = entry.calls.load(Ordering::Relaxed);
+            assert!(
+                (calls..=calls + 1).contains(&made),
+                "{made} calls, wanted {calls}"
+            );
+        }
     }
 
     #[test]
@@ -445,7 +510,9 @@ mod tests {
         runtime.block_on(async {
             let turn = waits.turn(&entry, Some(&NO_TURNS), 0);
             let turn = tokio::time::timeout(Duration::from_secs(60), turn);
-            let written = async { entry.write(0, &bytes, &[checksum(&bytes)]) };
+            let mut arriving = Arriving::new(0, entry.buffer().expect("a buffer"));
+            arriving.push(&bytes);
+            let written = async { entry.write(&[arriving.finish()]) };
             let (turn, written) = futures_util::join!(turn, written);
             written.expect("is written");
             assert!(turn.expect("ends").is_none());

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::Shared;
 use super::arriving::Arrived;
 use super::claims::Claim;
 use super::entry::Entry;
@@ -78,7 +77,8 @@ impl Pending {
 /// Bytes to write.
 struct Write {
     entry: Arc<Entry>,
-    arrived: Arrived,
+    /// Neighbours.
+    arrived: Vec<Arrived>,
     #[expect(dead_code, reason = "held until the bytes are written")]
     claim: Option<Arc<Claim>>,
     #[expect(
@@ -94,29 +94,24 @@ pub(super) struct Writer {
     queue: Mutex<Option<(Sender<Write>, Arc<Pending>)>>,
 }
 
-impl Shared {
-    /// Queues a write.
-    pub(super) fn write_later(entry: &Arc<Entry>, arrived: Arrived, claim: Option<Arc<Claim>>) {
-        let mut queue = entry.shared.disk.writer.queue.lock();
-        if queue.is_none() {
-            match begin() {
-                Ok(begun) => *queue = Some(begun),
-                Err(error) => {
-                    let reason = format!("its threads cannot be started: {error}");
-                    return entry.shared.stop(&reason);
-                }
+impl Entry {
+    /// Writes neighbours together. Returns at once. `claim` is held until they are written.
+    pub(super) fn keep(self: &Arc<Self>, arrived: Vec<Arrived>, claim: Option<Arc<Claim>>) {
+        let mut queue = self.shared.disk.writer.queue.lock();
+        let (sender, pending) = match queue.take().map_or_else(begin, Ok) {
+            Ok(begun) => queue.insert(begun),
+            Err(error) => {
+                let reason = format!("its threads cannot be started: {error}");
+                return self.shared.stop(&reason);
             }
-        }
-        if let Some((sender, pending)) = &*queue {
-            let entry = Arc::clone(entry);
-            // The threads run until the last sender is dropped.
-            let _ = sender.send(Write {
-                entry,
-                arrived,
-                claim,
-                counted: Counted::new(pending),
-            });
-        }
+        };
+        // The threads run until the last sender is dropped.
+        let _ = sender.send(Write {
+            entry: Arc::clone(self),
+            arrived,
+            claim,
+            counted: Counted::new(pending),
+        });
     }
 }
 
@@ -149,21 +144,27 @@ fn run(queue: &Receiver<Write>, perform: impl Fn(&Write)) {
 
 impl Write {
     fn perform(&self) {
-        let shared = &self.entry.shared;
+        let (shared, all) = (&self.entry.shared, &self.arrived[..]);
         if shared.is_stopped() {
             return;
         }
-        let Arrived {
-            start, checksums, ..
-        } = &self.arrived;
-        let bytes = self.arrived.bytes();
-        match shared.room.take(bytes.len() as u64) {
-            Ok(_taken) => match self.entry.write(*start, bytes, checksums) {
-                Ok(bytes) => shared.count_written(bytes),
-                Err(error) => shared.stop(&format!("writing failed: {error}")),
-            },
-            Err(reason) => shared.stop(&reason),
+        let mut written = self.write(all);
+        if written.is_err() && all.len() > 1 {
+            // There may be room for some of them.
+            written = all.chunks(1).try_for_each(|one| self.write(one));
         }
+        if let Err(reason) = written {
+            shared.stop(&reason);
+        }
+    }
+
+    fn write(&self, all: &[Arrived]) -> Result<(), String> {
+        let shared = &self.entry.shared;
+        let len = all.iter().map(|one| one.bytes().len() as u64).sum();
+        let _taken = shared.room.take(len)?;
+        let written = self.entry.write(all);
+        shared.count_written(written.map_err(|error| format!("writing failed: {error}"))?);
+        Ok(())
     }
 }
 
@@ -224,11 +225,11 @@ mod tests {
     }
 
     /// Returns a buffer of the cache with the bytes of an entry.
-    fn arrived(cache: &Cache) -> Arrived {
+    fn arrived(cache: &Cache) -> Vec<Arrived> {
         let buffer = cache.shared.disk.supplies.writes.take();
         let mut arriving = Arriving::new(0, buffer.expect("a buffer"));
         arriving.push(&[7; 4096]);
-        arriving.finish()
+        vec![arriving.finish()]
     }
 
     #[test]
@@ -238,13 +239,13 @@ mod tests {
         let all = stuck.shared.room.take(1 << 20).expect("nothing is there");
         // All writes wait for room.
         for _ in 0..=THREADS {
-            Shared::write_later(&entry, arrived(&stuck), None);
+            entry.keep(arrived(&stuck), None);
         }
         let (cache, entry) = open(folders[1].path(), "1MiB", 0);
         let writes = &cache.shared.disk.supplies.writes;
         let bytes = arrived(&cache);
         let others: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
-        Shared::write_later(&entry, bytes, None);
+        entry.keep(bytes, None);
         let returned = writes.wait(Duration::from_secs(60));
         drop(all);
         assert!(returned.is_some(), "written");

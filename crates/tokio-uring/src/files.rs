@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use tokio_uring::fs::File;
 
-use crate::error::{Error, Result};
-use crate::storage::{Access, ReadFile, Source};
+use tload_base::error::{Error, Result};
+use tload_storage::{Access, ReadFile, Source};
 
 /// Files, and the descriptors made so far.
-pub(super) struct Files {
+pub(crate) struct Files {
     files: Arc<[ReadFile]>,
     /// Indexed by file, access and number of reopenings of the file.
     opened: RefCell<HashMap<(usize, bool, usize), Rc<File>>>,
@@ -23,7 +23,7 @@ pub(super) struct Files {
 
 impl Files {
     /// Creates the table without any descriptors.
-    pub(super) fn new(files: Arc<[ReadFile]>) -> Self {
+    pub(crate) fn new(files: Arc<[ReadFile]>) -> Self {
         Self {
             files,
             opened: RefCell::default(),
@@ -31,7 +31,7 @@ impl Files {
     }
 
     /// Returns a file of the load.
-    pub(super) fn get(&self, source: usize) -> &ReadFile {
+    pub(crate) fn get(&self, source: usize) -> &ReadFile {
         &self.files[source]
     }
 
@@ -40,7 +40,7 @@ impl Files {
     /// # Errors
     ///
     /// No more descriptors are available, and all of those made here are in use.
-    pub(super) fn open(&self, source: usize, access: Access) -> Result<Rc<File>> {
+    pub(crate) fn open(&self, source: usize, access: Access) -> Result<Rc<File>> {
         let file = &self.files[source];
         let key = (source, access == Access::Direct, file.openings());
         let mut opened = self.opened.borrow_mut();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::sync::lock::{Condvar, Mutex};
 
 /// Queue with delayed tasks.
-pub(super) struct Work<T> {
+pub(crate) struct Work<T> {
     state: Mutex<State<T>>,
     news: Condvar,
 }
@@ -41,13 +41,13 @@ impl<T> Default for Work<T> {
 
 impl<T> Work<T> {
     /// Queues a task for the next idle thread.
-    pub(super) fn put(&self, task: T) {
+    pub(crate) fn put(&self, task: T) {
         self.state.lock().ready.push_back(task);
         self.news.notify_one();
     }
 
     /// Queues a task that is not taken before `pause` has passed, unless the queue is stopped.
-    pub(super) fn put_off(&self, task: T, pause: Duration) {
+    pub(crate) fn put_off(&self, task: T, pause: Duration) {
         let due = Instant::now() + pause;
         self.state.lock().put_off.push((due, task));
         // A waiting thread must learn the new due time.
@@ -55,7 +55,7 @@ impl<T> Work<T> {
     }
 
     /// Returns the next task, waiting for one; `None` when the queue is closed and empty.
-    pub(super) fn take(&self) -> Option<T> {
+    pub(crate) fn take(&self) -> Option<T> {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
@@ -79,18 +79,18 @@ impl<T> Work<T> {
     }
 
     /// Ends all delays: threads get every queued task and are expected to drop it.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.state.lock().stopping = true;
         self.news.notify_all();
     }
 
     /// Returns whether the queue has been stopped.
-    pub(super) fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.state.lock().stopping
     }
 
     /// Closes the queue: no further task will be added.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.news.notify_all();
     }

@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::{Job, Transfer};
 use crate::crc::Prefixes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Lease;
 use crate::storage::{Access, ReadFile, Source};
 use crate::sync::retry::{PROGRESS_BYTES, Transient};
+use crate::{Job, Transfer};
 
 /// Maximum number of consecutive `EAGAIN` and `EINTR` without a byte of progress: beyond this
 /// something is broken, and an error is better than a loop.
@@ -43,7 +43,7 @@ const COPY_BYTES: usize = 256 << 10;
 
 /// State of one extent.
 #[derive(Debug)]
-pub(super) struct Fill {
+pub struct Fill {
     offset: u64,
     window: usize,
     needed: usize,
@@ -60,25 +60,26 @@ pub(super) struct Fill {
     requested: usize,
     /// CRCs of the bytes, if they are wanted and copied from memory.
     prefixes: Option<Prefixes>,
-    pub(super) transfer: Transfer,
+    /// Statistics of the reads so far.
+    pub transfer: Transfer,
 }
 
 /// Next read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Read {
+pub struct Read {
     /// Offset of the bytes in the window.
-    pub(super) window_offset: usize,
+    pub window_offset: usize,
     /// Offset of the bytes in the file.
-    pub(super) offset: u64,
+    pub offset: u64,
     /// Number of bytes to request.
-    pub(super) len: usize,
+    pub len: usize,
     /// Descriptor to use.
-    pub(super) access: Access,
+    pub access: Access,
 }
 
 /// Next step after the result of a read.
 #[derive(Debug)]
-pub(super) enum Step {
+pub enum Step {
     /// Read again.
     Read(Read),
     /// Read again after a pause.
@@ -90,7 +91,7 @@ pub(super) enum Step {
 }
 
 /// Returns the error for pages of a file that cannot be mapped.
-pub(super) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::Error) -> Error {
+pub(crate) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::Error) -> Error {
     // The system returns the same error for unreadable pages and for pages beyond a truncated end.
     let error = match file.source().verify_unchanged() {
         Err(changed) if error.raw_os_error() == Some(libc::EFAULT) => return changed,
@@ -111,7 +112,7 @@ pub(super) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::
 
 impl Fill {
     /// Creates the state of an extent that has not been read. Also returns its first read.
-    pub(super) fn new(job: &Job, file: &ReadFile) -> (Self, Read) {
+    pub fn new(job: &Job, file: &ReadFile) -> (Self, Read) {
         let access = file.access(job.offset, job.needed);
         let crc = job.lease.wanted_crc();
         let is_copied = access == Access::Buffered && file.is_copied() && !file.must_be_punted();
@@ -149,12 +150,7 @@ impl Fill {
     /// Copies bytes of `read` from the page cache, if the extent is read in steps. Returns `None`
     /// if `read` has to be made otherwise: it is then one of all that is missing, unless the
     /// system cannot tell which bytes are there.
-    pub(super) fn copy(
-        &mut self,
-        file: &ReadFile,
-        window: &mut Lease,
-        read: &mut Read,
-    ) -> Option<Step> {
+    pub fn copy(&mut self, file: &ReadFile, window: &mut Lease, read: &mut Read) -> Option<Step> {
         if !self.has_steps() {
             return None;
         }
@@ -175,7 +171,7 @@ impl Fill {
     }
 
     /// Returns the next read, of all that is missing.
-    pub(super) fn read_rest(&mut self, file: &ReadFile) -> Read {
+    pub fn read_rest(&mut self, file: &ReadFile) -> Read {
         self.read_up_to(file, self.window - self.filled)
     }
 
@@ -191,18 +187,18 @@ impl Fill {
     }
 
     /// Returns whether the extent is read in small steps, each followed by its CRC.
-    pub(super) fn has_steps(&self) -> bool {
+    pub fn has_steps(&self) -> bool {
         self.prefixes.is_some()
     }
 
     /// Returns the CRCs of the bytes of a filled window.
-    pub(super) fn take_prefixes(&mut self) -> Option<Prefixes> {
+    pub fn take_prefixes(&mut self) -> Option<Prefixes> {
         self.prefixes.take()
     }
 
     /// Processes the result of the last read, into the job's window: a count of bytes or an error
     /// number.
-    pub(super) fn after(
+    pub fn after(
         &mut self,
         file: &ReadFile,
         window: &mut Lease,
@@ -321,7 +317,7 @@ impl Fill {
 
     /// Returns the pause before the next attempt to bring in the pages of a view; `None` if the
     /// error is permanent.
-    pub(super) fn not_shown(&mut self, file: &ReadFile, error: &io::Error) -> Option<Duration> {
+    pub fn not_shown(&mut self, file: &ReadFile, error: &io::Error) -> Option<Duration> {
         // The kernel reports `EFAULT` for pages that could not be read, and also for pages beyond
         // the end of a truncated file. Checking the file tells which.
         let unread = error.raw_os_error() == Some(libc::EFAULT);
@@ -363,25 +359,25 @@ impl Fill {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
     use super::*;
     use crate::crc::Polynomial;
-    use crate::engine::{EngineKind, EngineSetup, Wait, open, probe_ring};
     use crate::memory::{RegionWriter, Slab};
-    use crate::options::{CacheMode, Location};
     use crate::storage::{FileSource, RefusedDirect, evict, residency};
-    use tload_testing::fixtures::Rng;
+    use crate::{Engine, EngineSetup, PreadEngine, Wait, uring};
+    use tload_base::options::{CacheMode, Location};
 
-    pub(in crate::engine) const CRC: Polynomial = Polynomial::Crc64Nvme;
+    pub(crate) const CRC: Polynomial = Polynomial::Crc64Nvme;
     const LEN: usize = 3 * COPY_BYTES + 777;
 
     /// File in the page cache, its bytes and its folder.
-    pub(in crate::engine) fn copied_file() -> (ReadFile, Vec<u8>, tempfile::TempDir) {
+    pub(crate) fn copied_file() -> (ReadFile, Vec<u8>, tempfile::TempDir) {
         let folder = tempfile::tempdir().expect("a folder");
-        let (path, bytes) = (folder.path().join("m"), Rng::new(1).bytes(LEN));
+        let (path, mut bytes) = (folder.path().join("m"), vec![0; LEN]);
+        fastrand::Rng::with_seed(1).fill(&mut bytes);
         std::fs::write(&path, &bytes).expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
@@ -392,14 +388,14 @@ pub(super) mod tests {
 
     /// Drops the pages of a file in `folder`. Returns whether reads that do not wait notice that:
     /// those of file systems in memory, of overlays and of old kernels do not.
-    pub(in crate::engine) fn lets_go(file: &ReadFile, folder: &Path) -> bool {
+    pub(crate) fn lets_go(file: &ReadFile, folder: &Path) -> bool {
         let path = folder.join("m");
         file.copy_cached(&mut [0], 0) == Ok(1)
             && evict(&path).is_ok()
             && residency(&path).is_ok_and(|found| found.resident_bytes == 0)
     }
 
-    pub(in crate::engine) fn job(crc: Option<Polynomial>) -> Job {
+    pub(crate) fn job(crc: Option<Polynomial>) -> Job {
         let slab = Slab::new(1 << 20, 1, Arc::default()).expect("little memory");
         job_into(slab.try_lease(1 << 20).expect("free"), crc)
     }
@@ -493,17 +489,17 @@ pub(super) mod tests {
     fn engines_compute_crcs_of_copied_bytes_if_they_are_wanted() {
         let (file, bytes, _folder) = copied_file();
         let files: Arc<[ReadFile]> = [file].into();
-        let has_ring = probe_ring().refusal.is_none();
-        let kinds = [EngineKind::Pread, EngineKind::Uring];
-        for kind in kinds.into_iter().take(1 + usize::from(has_ring)) {
-            let setup = EngineSetup::new(Arc::clone(&files), 2);
-            let mut engine = open(kind, false, &setup).expect("opens").engine;
+        let setup = EngineSetup::new(files, 2);
+        let threads = PreadEngine::open(&setup.files, 2, setup.depth).expect("opens");
+        let mut engines: Vec<Box<dyn Engine>> = vec![Box::new(threads)];
+        engines.extend(uring::open(&setup).ok().map(|(ring, _)| ring));
+        for (index, engine) in engines.iter_mut().enumerate() {
             for crc in [None, Some(CRC)] {
                 let mut done = Vec::new();
                 engine.submit(job(crc));
                 engine.reap(Wait::ForOne, &mut done);
                 let mut filled = done.remove(0).result.expect("read");
-                assert_eq!(filled.has_crcs(), crc.is_some(), "{kind:?}");
+                assert_eq!(filled.has_crcs(), crc.is_some(), "engine {index}");
                 assert_eq!(filled.bytes(), bytes);
                 let right = CRC.remainder(0, &bytes);
                 assert_eq!(filled.remainder(CRC, 0..LEN), right);

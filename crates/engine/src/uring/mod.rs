@@ -25,12 +25,12 @@ pub use probe::probe_ring;
 use ring::{Completion, Ring, Submission};
 use slots::{Pending, Slots};
 
-use super::fill::{Fill, Read, Step};
-use super::setup::{EngineSetup, Refusal};
-use super::{Done, Engine, Job, Wait, cancelled, give_up};
 use crate::error::Error;
+use crate::fill::{Fill, Read, Step};
+use crate::setup::{EngineSetup, Refusal};
 use crate::storage::ReadFile;
 use crate::sync::cancel::CancelFlag;
+use crate::{Done, Engine, Job, Wait, cancelled, give_up};
 
 /// Number of bytes that one `reap` copies: a large extent, or several small ones whose tensors are
 /// handed over together. (5,939 tensors, 2 GiB: one extent of 0.7 MiB at a time meant 3,600 context
@@ -51,7 +51,7 @@ pub(super) struct UringEngine {
 }
 
 /// Sets up a ring on the calling thread. Also returns the names of the features in use.
-pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
+pub fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
     let mut ring = Ring::open(setup.depth)?;
     ring.register_files(&setup.files);
     if let Some(slab) = &setup.slab {
@@ -285,12 +285,12 @@ impl Drop for UringEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::fill::tests::{CRC, lets_go};
-    use crate::engine::given_up_bytes;
     use crate::error::ErrorKind;
+    use crate::fill::tests::{CRC, lets_go};
+    use crate::given_up_bytes;
     use crate::memory::Slab;
-    use crate::options::{CacheMode, Location};
     use crate::storage::{FileSource, RefusedDirect};
+    use tload_base::options::{CacheMode, Location};
 
     const SLOT: usize = 64 << 10;
 

@@ -1,7 +1,7 @@
 //! Replacement for the ring on other systems and in builds without the `uring` feature.
 
-use super::Engine;
-use super::setup::{EngineSetup, Refusal, RingProbe};
+use crate::Engine;
+use crate::setup::{EngineSetup, Refusal, RingProbe};
 
 /// Reports that there is no ring.
 pub fn probe_ring() -> RingProbe {
@@ -11,7 +11,8 @@ pub fn probe_ring() -> RingProbe {
     }
 }
 
-pub(super) fn open(_setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
+/// Reports that there is no ring.
+pub fn open(_setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
     Err(refusal())
 }
 

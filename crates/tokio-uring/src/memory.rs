@@ -21,9 +21,8 @@ use tokio_uring::buf::fixed::{FixedBuf, FixedBufRegistry};
 use tokio_uring::buf::{BoundedBuf, IoBuf, IoBufMut};
 use tokio_uring::fs::File;
 
-use crate::engine::fill::Read;
-use crate::engine::give_up;
-use crate::memory::{Lease, Slab};
+use tload_engine::{Read, give_up};
+use tload_memory::{Lease, Slab};
 
 /// Maximum number of buffers of a [`FixedBufRegistry`] (`UIO_MAXIOV`); it silently drops any more.
 const REGISTRATIONS_MAX: usize = 1024;
@@ -110,12 +109,12 @@ impl Stretch<Arc<Slab>> {
 }
 
 /// Slots of a slab, registered with the runtime's ring. Keeps the slab.
-pub(super) struct RegisteredSlots(FixedBufRegistry<Stretch<Arc<Slab>>>);
+pub(crate) struct RegisteredSlots(FixedBufRegistry<Stretch<Arc<Slab>>>);
 
 impl RegisteredSlots {
     /// Registers all slots or none: none when there are too many, or when too little locked memory
     /// is allowed (`ulimit -l`). Must run in the runtime's context.
-    pub(super) fn register(slab: &Arc<Slab>) -> Option<Self> {
+    pub(crate) fn register(slab: &Arc<Slab>) -> Option<Self> {
         let stretches = Stretch::from_slots(slab);
         if stretches.is_empty() || stretches.len() > REGISTRATIONS_MAX {
             return None;
@@ -126,7 +125,7 @@ impl RegisteredSlots {
 
     /// Unregisters the slots. Closing a ring releases its locked memory only later, but the next
     /// ring may need it immediately. Must run in the runtime's context.
-    pub(super) fn unregister(&self) {
+    pub(crate) fn unregister(&self) {
         // The slots were registered with this runtime; if they no longer are, that is the wanted
         // result.
         let _ = self.0.unregister();
@@ -145,7 +144,7 @@ impl RegisteredSlots {
 
 /// Reads once, and returns the lease when the kernel no longer writes to it. Must run in the
 /// runtime's context.
-pub(super) async fn read_once(
+pub(crate) async fn read_once(
     slots: Option<&RegisteredSlots>,
     lease: Lease,
     file: &File,

@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeMetrics};
 
 /// State of what has been submitted to the kernel, and the means to submit more.
-pub(super) struct Turns {
+pub(crate) struct Turns {
     doorbell: AsyncFd<OwnedFd>,
     metrics: RuntimeMetrics,
     /// Number of parks of the thread when something was last queued.
@@ -26,7 +26,7 @@ pub(super) struct Turns {
 
 impl Turns {
     /// Creates the state for the current runtime.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // SAFETY: the descriptor is an exclusively owned `OwnedFd`, so it stays open, and the same,
         // until tokio drops it.
@@ -43,17 +43,17 @@ impl Turns {
     }
 
     /// Records that something is queued, or about to be.
-    pub(super) fn queued(&self) {
+    pub(crate) fn queued(&self) {
         self.queued_at.set(Some(self.parks()));
     }
 
     /// Returns whether the kernel may not have received everything that was queued.
-    pub(super) fn has_queued(&self) -> bool {
+    pub(crate) fn has_queued(&self) -> bool {
         self.queued_at.get() == Some(self.parks())
     }
 
     /// Runs all tasks that can run, submits what they have queued, and checks for events.
-    pub(super) async fn turn(&self) {
+    pub(crate) async fn turn(&self) {
         let parks = self.parks();
         while self.parks() == parks {
             // The counter never comes near its maximum, so a write fails only if the descriptor is

@@ -1,7 +1,7 @@
 //! Engine over the crate `tokio-uring`: its runtime on the lane's thread, one local task for each
 //! job.
 //!
-//! Used only on request ([0005](../../../../../docs/design/0005-tokio-uring-engine.md)). `submit`
+//! Used only on request ([0005](../../../docs/design/0005-tokio-uring-engine.md)). `submit`
 //! stores the job; `reap` runs the runtime, which starts a task for it, until enough tasks have
 //! ended. Nothing leaves the thread: the crate's files and buffers are `Rc`s.
 
@@ -10,30 +10,23 @@
     reason = "says which bytes of a lease the kernel has filled"
 )]
 
-mod files;
-mod memory;
-mod turns;
-
 use std::io;
 use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::files::Files;
+use crate::memory::{RegisteredSlots, read_once};
+use crate::turns::Turns;
 use rustix::fs::MemfdFlags;
+use tload_base::sync::cancel::CancelFlag;
+use tload_engine::{Done, Engine, EngineSetup, Fill, Job, Refusal, Step, Wait, cancelled};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 use tokio_uring::Runtime;
 use tokio_uring::fs::File;
-
-use super::fill::{Fill, Step};
-use super::setup::{EngineSetup, Refusal};
-use super::{Done, Engine, Job, Wait, cancelled};
-use crate::sync::cancel::CancelFlag;
-use files::Files;
-use memory::{RegisteredSlots, read_once};
-use turns::Turns;
 
 /// Interval after which queued reads are submitted to the kernel again: the crate drops the error
 /// when that fails, and nothing else would cause a new attempt.
@@ -77,7 +70,7 @@ impl Inner {
 
 /// Sets up a ring and its runtime on the calling thread. Also returns the names of the features in
 /// use.
-pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
+pub fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
     let (runtime, mut features) = runtime(setup.depth)?;
     let opening = async {
         try_reading().await?;

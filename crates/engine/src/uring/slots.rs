@@ -4,8 +4,8 @@
 //! * It owns the job's lease, and so keeps the memory, until the completion has been seen.
 //! * It never grows: as many slots as the ring has entries.
 
-use crate::engine::Job;
-use crate::engine::fill::{Fill, Read};
+use crate::Job;
+use crate::fill::{Fill, Read};
 
 /// Job and its progress.
 #[derive(Debug)]

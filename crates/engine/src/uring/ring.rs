@@ -17,9 +17,9 @@ use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::engine::fill::Read;
-use crate::engine::setup::Refusal;
+use crate::fill::Read;
 use crate::memory::{Lease, Slab};
+use crate::setup::Refusal;
 use crate::storage::{Access, ReadFile};
 
 /// Ring and the resources registered with it.

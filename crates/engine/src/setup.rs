@@ -1,17 +1,15 @@
-//! Configurations of engines for files and for objects, and the reason why no ring can be set up.
+//! Configuration of engines for files, and the reason why no ring can be set up.
 
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 use crate::memory::Slab;
-use crate::storage::{ObjectSource, ReadFile};
-use crate::sync::cancel::CancelFlag;
-use crate::sync::retry::Retries;
+use crate::storage::ReadFile;
 
 /// Configuration of an engine that is opened on a lane's thread.
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
-    /// Sources, in the order of [`crate::engine::Job::source`].
+    /// Sources, in the order of [`crate::Job::source`].
     pub files: Arc<[ReadFile]>,
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
@@ -38,33 +36,6 @@ impl EngineSetup {
     }
 }
 
-/// Configuration of an engine for objects.
-#[derive(Debug)]
-pub struct ObjectSetup {
-    /// Objects, in the order of [`crate::engine::Job::source`].
-    pub objects: Arc<[ObjectSource]>,
-    /// Initial number of requests that receive at a time. Requests that only wait for their
-    /// response are not counted: the next request is sent ahead of the end of another one by the
-    /// expected latency, so that no connection's share of the bandwidth is idle meanwhile.
-    pub connections: usize,
-    /// Bytes in flight for which `connections` is right: the number of connections scales with the
-    /// bytes. `None` if it is constant.
-    pub in_flight_bytes: Option<u64>,
-    /// Maximum length of a request, bytes; a longer job is still one request.
-    pub request_bytes: u64,
-    /// Total number of bytes that the load needs: towards the end requests become shorter, so that
-    /// all connections end together. 0 if unknown.
-    pub total_bytes: u64,
-    /// Retry policy for failed requests; `None` for the policy of the store's options.
-    pub retries: Option<Retries>,
-    /// True if stalled requests may be hedged.
-    pub hedge: bool,
-    /// Number of jobs in flight that the engine must accept.
-    pub depth: usize,
-    /// Cancels the requests in flight when set.
-    pub cancel: Arc<CancelFlag>,
-}
-
 /// Reason why no ring could be set up, and a hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -76,7 +47,6 @@ pub struct Refusal {
     pub errno: Option<i32>,
 }
 
-#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 impl From<std::io::Error> for Refusal {
     fn from(error: std::io::Error) -> Self {
         let hint = match error.raw_os_error() {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::ring::Ring;
-use crate::engine::setup::RingProbe;
 use crate::memory::Slab;
+use crate::setup::RingProbe;
 use crate::sync::event_count::EventCount;
 
 /// Sizes of registered memory to try, bytes: the default limit of locked memory is 8 MiB, and the

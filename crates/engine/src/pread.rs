@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::fill::{self, Fill, Read, Step};
-use super::work::Work;
-use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fill::{self, Fill, Read, Step};
 use crate::storage::ReadFile;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::threads::Builder;
+use crate::work::Work;
+use crate::{Done, Engine, Job, Wait, cancelled};
 
 /// Pool of reading threads.
 #[derive(Debug)]
-pub(super) struct PreadEngine {
+pub struct PreadEngine {
     work: Arc<Work<Task>>,
     done: Receiver<Done>,
     threads: Vec<JoinHandle<()>>,
@@ -51,7 +51,7 @@ impl PreadEngine {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`] when not even one thread can be started.
-    pub(super) fn open(files: &Arc<[ReadFile]>, threads: usize, depth: usize) -> Result<Self> {
+    pub fn open(files: &Arc<[ReadFile]>, threads: usize, depth: usize) -> Result<Self> {
         // The channels have room for all jobs in flight, so sending neither waits nor allocates.
         let (done_queue, done) = bounded(depth.max(1));
         let mut engine = Self {
@@ -78,7 +78,7 @@ impl PreadEngine {
     }
 
     /// Returns the number of threads.
-    pub(super) fn threads(&self) -> usize {
+    pub fn threads(&self) -> usize {
         self.threads.len()
     }
 }
@@ -229,8 +229,8 @@ impl Drop for PreadEngine {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use super::fill::tests::{CRC, copied_file, job, lets_go};
     use super::*;
+    use crate::fill::tests::{CRC, copied_file, job, lets_go};
 
     /// Number of reads that this thread has made; `None` if the system does not count them.
     fn reads() -> Option<u64> {
