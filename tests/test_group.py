@@ -195,6 +195,34 @@ def test_old_torch_refuses_what_ranks_share_before_the_load(path: Path) -> None:
         tload.load(path, group=group_of(members), private=False, device="cpu")
 
 
+@pytest.mark.parametrize("private", [True, False])
+def test_ranks_receive_their_columns_without_a_copy(tmp_path: Path, private: bool) -> None:
+    numpy = require("numpy")
+    raw = tile(1, 2048 * 512 * 4)
+    path = tmp_path / "matrix.safetensors"
+    write_file(path, {"w": Content("I32", (2048, 512), raw)})
+    matrix = numpy.frombuffer(raw, numpy.int32).reshape(2048, 512)
+    shares = [numpy.s_[:, :200], numpy.s_[:, 200:512]]
+    loaded: dict[int, Any] = {}
+
+    def load(rank: int) -> None:
+        with tload.Group.local(tmp_path / "ranks", rank, 2, timeout=LONG) as group:
+            keywords: Any = {"group": group, "private": private, "join_timeout": LONG}
+            with tload.stream(path, framework="numpy", slices={"w": shares[rank]}, **keywords) as tensors:
+                loaded[rank] = dict(tensors)["w"], tensors.report
+
+    other = threading.Thread(target=load, args=(1,))
+    other.start()
+    load(0)
+    other.join()
+    for rank, share in enumerate(shares):
+        array, report = loaded[rank]
+        assert numpy.array_equal(array, matrix[share])
+        assert array.flags.writeable == private
+        assert (report.received_bytes, report.copied_bytes) == (array.nbytes, 0)
+    assert loaded[1][1].read_bytes == 0
+
+
 def test_ranks_of_torch_meet(path: Path) -> None:
     """Four ranks, one start of processes for all that they do."""
     torch = require("torch")

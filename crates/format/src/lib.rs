@@ -8,6 +8,7 @@
 //! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
 //! are released together, and anything else here may change in any release.
 
+mod bands;
 mod dtype;
 mod header;
 mod header_error;
@@ -20,6 +21,7 @@ mod tensor_info;
 // The path that the crates of tload share.
 pub(crate) use tload_base::error;
 
+pub use bands::Band;
 pub use dtype::Dtype;
 pub use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;

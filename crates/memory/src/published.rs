@@ -303,7 +303,8 @@ fn bytes_of(memories: &[SharedMemory]) -> u64 {
     memories.iter().map(|memory| memory.len() as u64).sum()
 }
 
-#[cfg(all(test, target_os = "linux", not(miri)))]
+#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

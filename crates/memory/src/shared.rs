@@ -91,9 +91,14 @@ impl SharedMemory {
     /// Returns whether the process should create no more before one is dropped: each has a
     /// descriptor, also on its way to another process.
     pub(super) fn takes_many_descriptors() -> bool {
+        OPEN.load(Ordering::Relaxed) >= Self::open_max()
+    }
+
+    /// Returns the number of memories that the process should have at once.
+    pub fn open_max() -> usize {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let open = OPEN.load(Ordering::Relaxed) as u64;
-        limit.is_some_and(|limit| open >= limit / 4)
+        let limit = limit.and_then(|limit| usize::try_from(limit).ok());
+        limit.unwrap_or(usize::MAX) / 4
     }
 
     /// Returns whether the system gives such memory huge pages. With small ones, a device takes few

@@ -20,7 +20,6 @@ mod cluster;
 mod near_glob;
 mod order;
 mod pack;
-mod parts;
 mod place;
 mod read_hints;
 pub mod schedule;
@@ -43,14 +42,13 @@ use std::ops::Range;
 pub use cluster::{JointRange, NodeWants, divide};
 pub use order::Order;
 pub use pack::Packing;
-pub use parts::Part;
 pub use place::{Arrangement, Layout, build};
 pub use read_hints::ReadHints;
 pub use select::Selection;
 pub use sharding::{Sharded, Sharding};
 pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share, share_with};
 
-pub use crate::format::{Indices, Slice, Strides};
+pub use crate::format::{Band, Indices, Slice, Strides};
 use format::Shown;
 
 /// A tensor to load, as the plan needs it.

@@ -7,17 +7,16 @@
 //!  rank 1                     #####     #############  ..##..##
 //!  clusters   └─────┘  └────┘ └───┘     └───────────┘  └──────┘   wants that overlap
 //!  read by    rank 0   rank 0 rank 1    the leader     each rank, or the leader: by cost
-//!  published                            whole          in parts, a band of columns each
+//!  published                            whole          in bands, a band of columns each
 //! ```
 //!
 //! The leader computes the result. It depends on the wants alone, not on their order.
 
 use std::ops::Range;
 
-use super::parts::{Part, bands};
 use super::place::ALIGNMENT_MIN;
 use super::split::published_bytes_max;
-use super::{JointRange, Strides, unique};
+use super::{Band, JointRange, Strides, unique};
 
 /// Slices and shared ranges below this length, bytes, are joined with those that they touch: one
 /// read for several ranks costs less than one each.
@@ -67,7 +66,7 @@ pub struct SharedRange {
     pub common: Option<usize>,
     /// Regions that it is published as, in the order of their first bytes; a single one that holds
     /// all of it if there are none.
-    pub parts: Vec<Part>,
+    pub bands: Vec<Band>,
 }
 
 /// Reads of a node, by who makes them.
@@ -90,7 +89,7 @@ pub struct SharePlan {
 /// A want that has bytes, and its place in the argument of [`share`].
 pub(super) struct Need<'w> {
     pub(super) want: &'w RankWant,
-    pub(super) rank: usize,
+    rank: usize,
     index: usize,
 }
 
@@ -137,7 +136,7 @@ impl Need<'_> {
 /// that touch, if they are shorter than 1 MiB or the leader reads everything. Tensors must not
 /// overlap in the file.
 ///
-/// A shared range of 1 MiB or more is published in [parts](Part) if all ranks that want it take
+/// A shared range of 1 MiB or more is published in [bands](Band) if all ranks that want it take
 /// slices of one dimension, such as columns.
 pub fn share(wants: &[Vec<RankWant>], rules: &ShareRules) -> SharePlan {
     share_with(wants, rules, &[])
@@ -196,12 +195,12 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
                     && last.range.end == range.start =>
             {
                 last.range.end = range.end;
-                last.parts.clear();
+                last.bands.clear();
             }
             _ => plan.shared.push(SharedRange {
                 tensor: first.want.tensor,
                 source: first.want.source,
-                parts: parts_of(overlapping, &range),
+                bands: bands(overlapping).unwrap_or_default(),
                 range,
                 ranks: Vec::new(),
                 common: in_common,
@@ -214,8 +213,7 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
             plan.shared[index].ranks.push(need.rank);
         }
     }
-    plan.shared.iter_mut().for_each(SharedRange::sort_ranks);
-    plan.join_short_parts();
+    plan.settle();
     if !astride.is_empty() {
         plan.unique_bytes = unique_bytes(&mut unique, &sorted_needs(wants));
     }
@@ -223,35 +221,30 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
 }
 
 impl SharedRange {
-    fn sort_ranks(&mut self) {
-        self.ranks.sort_unstable();
-        self.ranks.dedup();
-    }
-
-    /// Returns the part that a want of this range is taken from, its offset there, and its bytes
+    /// Returns the band that a want of this range is taken from, its offset there, and its bytes
     /// behind that if they are not next to each other; `None` if the range is published whole.
     pub fn place(&self, want: &RankWant) -> Option<(usize, u64, Option<Strides>)> {
-        let is_before = |part: &Part| part.range.start <= want.range.start;
-        let part = (self.parts.partition_point(is_before)).checked_sub(1)?;
-        let (offset, strides) = self.parts[part].place(want);
-        Some((part, offset, strides))
+        let is_before = |band: &Band| band.range.start <= want.range.start;
+        let band = (self.bands.partition_point(is_before)).checked_sub(1)?;
+        let (offset, strides) = self.bands[band].place(want.range.start, want.strides.as_ref());
+        Some((band, offset, strides))
     }
 }
 
 impl SharePlan {
-    /// Publishes every range whole. Returns whether any was published in parts.
-    pub fn publish_whole(&mut self) -> bool {
-        let parts = (self.shared.iter_mut()).flat_map(|it| std::mem::take(&mut it.parts));
-        parts.count() > 0
-    }
-
-    /// Publishes ranges whole that may share a region with others, or that other nodes want too.
-    fn join_short_parts(&mut self) {
+    /// Sorts the ranks of each range, and publishes ranges whole that may share a region with
+    /// others, that other nodes want too, or of which a single band has nearly all.
+    fn settle(&mut self) {
         let len = |it: &SharedRange| it.range.end - it.range.start;
         let least = published_bytes_max(self.shared.iter().map(len).sum());
-        let whole = |it: &&mut SharedRange| len(it) < least || it.common.is_some();
-        let whole = self.shared.iter_mut().filter(whole);
-        whole.for_each(|it| it.parts.clear());
+        for it in &mut self.shared {
+            it.ranks.sort_unstable();
+            it.ranks.dedup();
+            let is_dense = matches!(&it.bands[..], [one] if one.bytes() >= len(it) / 5 * 4);
+            if is_dense || len(it) < least || it.common.is_some() {
+                it.bands.clear();
+            }
+        }
     }
 
     fn add_dense(&mut self, source: usize, range: &Range<u64>) {
@@ -264,12 +257,10 @@ impl SharePlan {
     }
 }
 
-/// Returns the parts that a shared range is published in; none if it is published whole.
-fn parts_of(overlapping: &[Need<'_>], range: &Range<u64>) -> Vec<Part> {
-    let parts = bands(overlapping).unwrap_or_default();
-    let bytes: u64 = parts.iter().map(Part::bytes).sum();
-    let are_few = parts.len() == 1 && bytes >= (range.end - range.start) / 5 * 4;
-    if are_few { Vec::new() } else { parts }
+/// Returns bands of the bytes that needs want; `None` if they are not all of one dimension.
+pub(super) fn bands(overlapping: &[Need<'_>]) -> Option<Vec<Band>> {
+    let needs = overlapping.iter();
+    Band::disjoint(needs.map(|it| (it.rank, &it.want.range, it.want.strides.as_ref())))
 }
 
 /// Returns the number of different bytes that needs want.
@@ -836,13 +827,13 @@ mod tests {
         bytes
     }
 
-    /// Returns the ranks of each part of the only shared range.
-    fn parts(wants: &[RankWant]) -> Vec<Vec<usize>> {
+    /// Returns the ranks of each band of the only shared range.
+    fn ranks_of_bands(wants: &[RankWant]) -> Vec<Vec<usize>> {
         let wants: Vec<_> = wants.iter().map(|want| vec![want.clone()]).collect();
         let plan = share(&wants, &RULES);
         assert_eq!(plan.shared.len(), 1);
-        let parts = plan.shared[0].parts.iter();
-        parts.map(|part| part.ranks.clone()).collect()
+        let bands = plan.shared[0].bands.iter();
+        bands.map(|band| band.takers.clone()).collect()
     }
 
     #[test]
@@ -851,17 +842,23 @@ mod tests {
         let columns = |columns: Range<usize>| matrix.columns(columns);
         // Distinct, also of different lengths.
         let thirds = [columns(0..400), columns(400..800), columns(800..1000)];
-        assert_eq!(parts(&thirds), [[0], [1], [2]]);
+        assert_eq!(ranks_of_bands(&thirds), [[0], [1], [2]]);
         // The order of the ranks does not count, and columns that no rank wants are left out.
         let few = [columns(990..1000), columns(10..20), columns(10..20)];
-        assert_eq!(parts(&few), [vec![1, 2], vec![0]]);
+        assert_eq!(ranks_of_bands(&few), [vec![1, 2], vec![0]]);
         // Columns that overlap share a band.
         let overlapping = [columns(0..400), columns(300..500), columns(500..900)];
-        assert_eq!(parts(&overlapping), [vec![0, 1], vec![2]]);
+        assert_eq!(ranks_of_bands(&overlapping), [vec![0, 1], vec![2]]);
         // Few columns that several ranks want are a band, but nearly all of a tensor is published
         // whole.
-        assert_eq!(parts(&[columns(0..100), columns(0..100)]), [[0, 1]]);
-        assert_eq!(parts(&[columns(0..990), columns(0..990)]), [[0; 0]; 0]);
+        assert_eq!(
+            ranks_of_bands(&[columns(0..100), columns(0..100)]),
+            [[0, 1]]
+        );
+        assert_eq!(
+            ranks_of_bands(&[columns(0..990), columns(0..990)]),
+            [[0; 0]; 0]
+        );
     }
 
     #[test]
@@ -882,12 +879,12 @@ mod tests {
         ];
         for other in others {
             let wants = [left.clone(), right.clone(), other];
-            assert_eq!(parts(&wants), [[0; 0]; 0]);
+            assert_eq!(ranks_of_bands(&wants), [[0; 0]; 0]);
         }
         // Tensors that share a region with others.
         let small = Matrix::new(1024, 1000);
         let wants = [small.columns(0..500), small.columns(500..1000)];
-        assert_eq!(parts(&wants), [[0; 0]; 0]);
+        assert_eq!(ranks_of_bands(&wants), [[0; 0]; 0]);
     }
 
     #[test]
@@ -902,7 +899,7 @@ mod tests {
             nodes: vec![0, 2],
         };
         let plan = share_with(&wants, &RULES, &[common]);
-        assert_eq!((plan.shared.len(), plan.shared[0].parts.len()), (1, 0));
+        assert_eq!((plan.shared.len(), plan.shared[0].bands.len()), (1, 0));
     }
 
     #[test]
@@ -913,48 +910,48 @@ mod tests {
         let plan = share(&wants, &all);
         assert_eq!(plan.shared.len(), 1);
         assert_eq!(plan.shared[0].range, matrix.whole().range);
-        assert_eq!(plan.shared[0].parts.len(), 2);
+        assert_eq!(plan.shared[0].bands.len(), 2);
     }
 
     proptest! {
         #[test]
-        fn parts_hold_the_wanted_bytes((wants, rules) in cases()) {
+        fn bands_hold_the_wanted_bytes((wants, rules) in cases()) {
             let plan = share(&wants, &rules);
             let runs = |start: u64, strides: &Strides| -> Vec<Range<u64>> {
                 let runs = strides.spans(0);
                 runs.map(|run| start + run.start..start + run.end).collect()
             };
-            let of_part = |part: &Part| runs(part.range.start, &part.strides);
+            let of_band = |band: &Band| runs(band.range.start, &band.strides);
             for shared in &plan.shared {
                 // Never more memory than for all of the range.
-                let mut held: Vec<_> = shared.parts.iter().flat_map(of_part).collect();
+                let mut held: Vec<_> = shared.bands.iter().flat_map(of_band).collect();
                 held.sort_unstable_by_key(|run| run.start);
                 prop_assert!(held.windows(2).all(|pair| pair[0].end <= pair[1].start));
                 let (first, last) = (held.first(), held.last());
                 prop_assert!(first.is_none_or(|run| run.start >= shared.range.start));
                 prop_assert!(last.is_none_or(|run| run.end <= shared.range.end));
-                prop_assert!(shared.parts.iter().map(|part| part.range.start).is_sorted());
+                prop_assert!(shared.bands.iter().map(|band| band.range.start).is_sorted());
             }
             let mut takers: Vec<Vec<Vec<usize>>> = (plan.shared.iter())
-                .map(|shared| vec![Vec::new(); shared.parts.len()])
+                .map(|shared| vec![Vec::new(); shared.bands.len()])
                 .collect();
             for (rank, wants) in wants.iter().enumerate() {
                 for (want, index) in wants.iter().zip(&plan.by_rank[rank]) {
                     let Some(index) = *index else { continue };
                     let shared = &plan.shared[index];
-                    let Some((part, offset, strides)) = shared.place(want) else {
-                        prop_assert!(shared.parts.is_empty());
+                    let Some((band, offset, strides)) = shared.place(want) else {
+                        prop_assert!(shared.bands.is_empty());
                         continue;
                     };
-                    takers[index][part].push(rank);
-                    let part = &shared.parts[part];
+                    takers[index][band].push(rank);
+                    let band = &shared.bands[band];
                     let wanted = want.strides.as_ref().expect("else it is published whole");
                     let Some(strides) = strides else {
-                        prop_assert_eq!((offset, &part.range, &part.strides), (0, &want.range, wanted));
+                        prop_assert_eq!((offset, &band.range, &band.strides), (0, &want.range, wanted));
                         continue;
                     };
-                    // A run of the part lies at each multiple of its length.
-                    let (held, run) = (of_part(part), part.strides.run());
+                    // A run of the band lies at each multiple of its length.
+                    let (held, run) = (of_band(band), band.strides.run());
                     let source = |found: Range<u64>| {
                         let start = held[usize::try_from(found.start / run).expect("small")].start;
                         start + found.start % run..start + found.start % run + (found.end - found.start)
@@ -964,9 +961,9 @@ mod tests {
                 }
             }
             for (shared, takers) in plan.shared.iter().zip(takers) {
-                for (part, mut takers) in shared.parts.iter().zip(takers) {
+                for (band, mut takers) in shared.bands.iter().zip(takers) {
                     takers.dedup();
-                    prop_assert_eq!(&part.ranks, &takers);
+                    prop_assert_eq!(&band.takers, &takers);
                 }
             }
         }
@@ -1052,12 +1049,12 @@ mod tests {
             }
             let other = share(&turned, &rules);
             let ranges = |plan: &SharePlan| -> Vec<_> {
-                let of_parts = |shared: &SharedRange| -> Vec<_> {
-                    let parts = shared.parts.iter();
-                    parts.map(|part| (part.range.clone(), part.strides.clone())).collect()
+                let of_bands = |shared: &SharedRange| -> Vec<_> {
+                    let bands = shared.bands.iter();
+                    bands.map(|band| (band.range.clone(), band.strides.clone())).collect()
                 };
                 (plan.shared.iter())
-                    .map(|it| (it.source, it.tensor, it.range.clone(), of_parts(it)))
+                    .map(|it| (it.source, it.tensor, it.range.clone(), of_bands(it)))
                     .collect()
             };
             prop_assert_eq!(ranges(&plan), ranges(&other));

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::parts::{Part, bands};
-use super::share::Need;
+use super::share::{Need, bands};
 
 /// Most runs of slices that are listed for one plan. Slices that repeat alike are counted without.
 const RUNS_MAX: u64 = 1 << 20;
@@ -36,8 +35,8 @@ impl Counter {
         if let [one] = overlapping {
             return one.bytes();
         }
-        if let Some(bytes) = repeated(overlapping) {
-            return bytes;
+        if let Some(bands) = bands(overlapping) {
+            return bands.iter().map(|band| band.bytes()).sum();
         }
         let runs = overlapping
             .iter()
@@ -50,15 +49,6 @@ impl Counter {
         let sum = overlapping.iter().map(Need::bytes);
         all.min(sum.fold(0, u64::saturating_add))
     }
-}
-
-/// Returns the number of different bytes of slices that repeat at the same distances, as those of
-/// one dimension do; `None` for others.
-///
-/// Worked example: columns 0..4 and 2..6 of a matrix of 10 columns and 3 rows of bytes. The union
-/// of their first runs has 6 bytes, which repeat 3 times.
-fn repeated(overlapping: &[Need<'_>]) -> Option<u64> {
-    Some(bands(overlapping)?.iter().map(Part::bytes).sum())
 }
 
 /// Returns the number of bytes in at least one of these ranges.

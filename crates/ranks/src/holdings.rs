@@ -16,10 +16,10 @@ use super::wire::Record;
 /// Most ranks of one node: bits of a [`RankSet`].
 pub(crate) const NODE_RANKS_MAX: usize = 128;
 
-/// Most regions that only their viewers need and that may still be reused: each has a descriptor,
-/// and a tensor of which each rank takes columns has a region for each rank.
-/// Ranks that drop their tensors soon need few, and with ranks that keep them none comes back.
-const LENT_MAX: usize = 32;
+/// Most regions that only their viewers need and that may still be reused, unless there are many
+/// descriptors: each has one. Ranks that drop their tensors soon need few, and with ranks that keep
+/// them none comes back.
+const LENT_MAX: usize = 8;
 
 /// Memory of a region.
 pub trait SharedBytes: Clone {
@@ -84,6 +84,7 @@ pub struct Holdings<M> {
     regions: Vec<Held<M>>,
     /// Regions with memory that no rank needs, the oldest first.
     lent: VecDeque<usize>,
+    lent_max: usize,
     outgoing: Vec<Outgoing<M>>,
 }
 
@@ -110,7 +111,18 @@ impl<M: SharedBytes> Holdings<M> {
         Self {
             regions,
             lent: VecDeque::new(),
+            lent_max: LENT_MAX,
             outgoing: Vec::new(),
+        }
+    }
+
+    /// Sets the most regions that only their viewers need and that may still be reused, at least 8:
+    /// of a tensor of which each rank takes columns, there is a region for each rank.
+    #[must_use]
+    pub fn lending(self, lent_max: usize) -> Self {
+        Self {
+            lent_max: lent_max.max(LENT_MAX),
+            ..self
         }
     }
 
@@ -216,7 +228,7 @@ impl<M: SharedBytes> Holdings<M> {
             }
             memory.lend();
             self.lent.push_back(region);
-            if self.lent.len() > LENT_MAX
+            if self.lent.len() > self.lent_max
                 && let Some(oldest) = self.lent.pop_front()
             {
                 self.regions[oldest].memory = None;
@@ -383,7 +395,7 @@ mod tests {
     #[test]
     fn oldest_lent_memory_is_dropped() {
         let regions = LENT_MAX + 2;
-        let mut holdings = Holdings::new(vec![(1, vec![0]); regions]);
+        let mut holdings = Holdings::new(vec![(1, vec![0]); regions]).lending(0);
         let memory: Vec<Rc<Noted>> = (0..regions).map(|_| Rc::default()).collect();
         for (region, memory) in memory.iter().enumerate() {
             holdings.begun(region, Rc::clone(memory));

@@ -224,3 +224,131 @@ impl fmt::Debug for PackedEngine {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+    use crate::format::{Indices, Slice};
+
+    const ROWS: usize = if cfg!(miri) { 40 } else { 12_000 };
+    const COLUMNS: usize = 1000;
+    const START: u64 = 777;
+
+    /// Bytes of a job.
+    const LEN: usize = if cfg!(miri) { 3_999 } else { 1_400_001 };
+
+    fn byte(offset: u64) -> u8 {
+        u8::try_from(offset % 251).expect("less")
+    }
+
+    /// Engine for one source, which ends its jobs from the last to the first. Reads from `failing`
+    /// on fail.
+    struct Backwards {
+        jobs: Vec<Job>,
+        failing: u64,
+    }
+
+    impl Engine for Backwards {
+        fn depth(&self) -> usize {
+            3
+        }
+
+        fn in_flight(&self) -> usize {
+            self.jobs.len()
+        }
+
+        fn submit(&mut self, job: Job) {
+            assert!(self.jobs.len() < self.depth(), "more jobs than its depth");
+            assert_eq!((job.source, job.offset % 4096), (0, 0));
+            self.jobs.push(job);
+        }
+
+        fn reap(&mut self, _wait: Wait, done: &mut Vec<Done>) {
+            let Some(job) = self.jobs.pop() else { return };
+            let end = job.offset + job.needed as u64;
+            if end > self.failing {
+                let error = Error::new(ErrorKind::Io, "the disk is gone");
+                done.push(Done::failed(job.extent, error));
+                return;
+            }
+            let bytes: Vec<u8> = (job.offset..end).map(byte).collect();
+            done.push(Done {
+                extent: job.extent,
+                result: Ok(job.lease.fill_from(&bytes)),
+                window: None,
+                transfer: Transfer {
+                    direct_bytes: job.needed as u64,
+                    ..Transfer::default()
+                },
+            });
+        }
+    }
+
+    /// Reads the first bytes of the source and all columns from 300 to 550, in jobs of `len` bytes.
+    fn read(len: usize, failing: u64) -> HashMap<usize, Done> {
+        let slice = Slice::new([Indices::from(0..ROWS), Indices::from(300..550)]);
+        let cut = slice.cut(&[ROWS, COLUMNS], 8).expect("inside");
+        let packed = PackedSource {
+            source: 0,
+            offset: START + cut.range.start,
+            strides: cut.strides.expect("has gaps"),
+            alignment: 4096,
+        };
+        let all = usize::try_from(packed.strides.bytes()).expect("small");
+        let inner = Box::new(Backwards {
+            jobs: Vec::new(),
+            failing,
+        });
+        let mut engine = PackedEngine::new(inner, 1, vec![packed]).expect("memory");
+        let slab = Slab::new(len, all.div_ceil(len) + 1, Arc::default()).expect("memory");
+        let as_it_is = (usize::MAX, 0, 0, 100);
+        let jobs = (0..all).step_by(len).enumerate();
+        let jobs = jobs.map(|(extent, at)| (extent, 1, at as u64, len.min(all - at)));
+        let mut done = Vec::new();
+        for (extent, source, offset, needed) in std::iter::once(as_it_is).chain(jobs) {
+            while engine.in_flight() == engine.depth() {
+                let before = done.len();
+                engine.reap(Wait::ForOne, &mut done);
+                assert!(done.len() > before, "waits for one");
+            }
+            let lease = slab.try_lease(needed).expect("one for each job");
+            engine.submit(Job {
+                extent,
+                source,
+                offset,
+                needed,
+                lease,
+            });
+        }
+        while engine.in_flight() > 0 {
+            engine.reap(Wait::ForOne, &mut done);
+        }
+        done.into_iter().map(|done| (done.extent, done)).collect()
+    }
+
+    #[test]
+    fn columns_are_read_in_several_reads_and_packed() {
+        let wanted: Vec<u8> = (0..ROWS)
+            .flat_map(|row| (300..550).map(move |it| byte(START + (row * COLUMNS + it) as u64)))
+            .collect();
+        let done = read(LEN, u64::MAX);
+        assert_eq!(done.len(), wanted.len().div_ceil(LEN) + 1);
+        for (index, wanted) in wanted.chunks(LEN).enumerate() {
+            let filled = done[&index].result.as_ref().expect("read");
+            assert!(filled.bytes() == wanted, "job {index}");
+        }
+        let first = done[&usize::MAX].result.as_ref().expect("read");
+        assert!(first.bytes().iter().copied().eq((0..100).map(byte)));
+        // What lies between the columns is read, too.
+        let read = done.values().map(|done| done.transfer.direct_bytes);
+        assert!(read.sum::<u64>() > ((ROWS - 1) * COLUMNS) as u64);
+    }
+
+    #[test]
+    fn failed_read_fails_its_job_only() {
+        for (extent, done) in read(LEN, 100) {
+            assert_eq!(done.result.is_ok(), extent == usize::MAX, "{extent}");
+        }
+    }
+}

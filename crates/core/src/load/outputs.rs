@@ -22,7 +22,7 @@ use crate::plan::{Plan, RegionPlan};
 use crate::report::{DeviceReport, Report, StagingReport};
 use crate::schedule::beginnings;
 use crate::sink::{
-    CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, PublishedParts, RouteSink, Sink,
+    CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, PublishedBands, RouteSink, Sink,
     TargetPlaces, TargetSink,
 };
 use crate::sync::event_count::EventCount;
@@ -288,20 +288,21 @@ fn shows(prepared: &Prepared, leader: &LeaderGroup) -> Vec<Option<usize>> {
 ///
 /// A device needs four times the requests for shared memory of small pages: what it reads goes into
 /// private memory, and is copied. (8 threads, 2 GB/s, 2026-11, `benches/results/`: 0.50 s per GiB
-/// in place of 1.06.) Regions in `parts` are scattered from private memory in any case.
+/// in place of 1.06.) Regions in `bands` are scattered from private memory in any case.
 ///
 /// # Errors
 ///
 /// [`crate::ErrorKind::OutOfMemory`] for a budget that is too small.
 pub(crate) fn published(
     prepared: &Prepared,
-    parts: Arc<PublishedParts>,
+    bands: Arc<PublishedBands>,
     options: &LoadOptions,
     events: Arc<EventCount>,
 ) -> Result<(PublishedMemory, Option<Arc<Slab>>)> {
     let group = cgroup_memory(Path::new("/"));
     let (staged, reads) = if prepared.copies_page_cache() {
-        (SCATTERED_BYTES, 0)
+        let most = options.memory_limit.unwrap_or(u64::MAX) / 4;
+        (SCATTERED_BYTES.min(most), 0)
     } else {
         (prepared.in_flight_bytes(), prepared.reads_in_flight())
     };
@@ -325,7 +326,7 @@ pub(crate) fn published(
         Demand { kept, ..demand }.host(Some(0), true, options)
     };
     let mut is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
-    let budget = if parts.are_any() {
+    let budget = if bands.are_any() {
         with_slots()?
     } else if let Some(Ok(budget)) = is_copied.then(with_slots) {
         budget
@@ -340,7 +341,7 @@ pub(crate) fn published(
         .transpose()?;
     let memory = PublishedMemory {
         pool: PublishedPool::new(budget.pool, window, events),
-        parts,
+        bands,
         is_copied,
     };
     Ok((memory, slab))

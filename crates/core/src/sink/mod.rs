@@ -6,21 +6,21 @@
 //! complete. A sink takes nothing but a [`Filled`], so memory that was not read cannot become a
 //! tensor.
 
+mod bands;
 mod cuda;
 mod discard;
 mod host;
-mod parts;
 mod publish;
 mod route;
 mod target;
 
+pub use bands::PublishedBands;
 pub use cuda::{
     CudaLoad, CudaPlaces, CudaSink, CudaUsage, DeviceMemory, DeviceRegions, DeviceStart, FreedWait,
     MemoryRequest, TargetPlaces,
 };
 pub use discard::DiscardSink;
 pub use host::HostSink;
-pub use parts::PublishedParts;
 pub use publish::{PublishSink, Publisher};
 pub use route::RouteSink;
 pub use target::TargetSink;

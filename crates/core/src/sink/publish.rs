@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{PublishedParts, Sink};
+use super::{PublishedBands, Sink};
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::{Filled, Region};
@@ -18,17 +18,17 @@ pub trait Publisher: Send + Sync {
 /// Sink that completes no tensors: it announces filled extents to a publisher.
 pub struct PublishSink {
     plan: Arc<Plan>,
-    parts: Arc<PublishedParts>,
+    bands: Arc<PublishedBands>,
     publisher: Arc<dyn Publisher>,
 }
 
 impl PublishSink {
     /// Creates a sink for `plan`, whose leases come from regions that can be published, or from
-    /// slots if the region has parts.
-    pub fn new(plan: Arc<Plan>, parts: Arc<PublishedParts>, publisher: Arc<dyn Publisher>) -> Self {
+    /// slots if the region has bands.
+    pub fn new(plan: Arc<Plan>, bands: Arc<PublishedBands>, publisher: Arc<dyn Publisher>) -> Self {
         Self {
             plan,
-            parts,
+            bands,
             publisher,
         }
     }
@@ -43,7 +43,7 @@ impl PublishSink {
         let first = &self.plan.extents[self.plan.regions[extent.region].extents.start];
         let from = extent.offset - first.offset;
         let to = from + extent.needed as u64;
-        let number = self.parts.first(extent.region);
+        let number = self.bands.first(extent.region);
         self.publisher.filled(number, &region, from, to);
     }
 }
@@ -60,11 +60,11 @@ impl Sink for PublishSink {
             filled.bytes().len() >= extent.needed,
             "engines fill whole extents"
         );
-        if self.parts.of(extent.region).is_empty() {
+        if self.bands.of(extent.region).is_empty() {
             self.submit_whole(extent, filled);
             return Ok(());
         }
-        for (number, region, range) in self.parts.scatter(extent, filled) {
+        for (number, region, range) in self.bands.scatter(extent, filled) {
             self.publisher
                 .filled(number, &region, range.start, range.end);
         }

@@ -4,6 +4,8 @@ mod cancel_points;
 mod checkpoints;
 mod child;
 mod cluster;
+#[cfg(target_os = "linux")]
+mod columns;
 mod depth;
 mod engines;
 mod expectations;

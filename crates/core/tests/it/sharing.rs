@@ -24,7 +24,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) type Loaded = Result<(Vec<Tensor>, Report)>;
 
 /// Loads on every rank at once; `set` makes the loader of each.
-fn load_all(size: usize, path: &Path, set: impl Fn(usize, Loader) -> Loader + Sync) -> Vec<Loaded> {
+pub(crate) fn load_all(
+    size: usize,
+    path: &Path,
+    set: impl Fn(usize, Loader) -> Loader + Sync,
+) -> Vec<Loaded> {
     load_in(ranks_as_threads(size), path, set)
 }
 
@@ -237,7 +241,7 @@ fn ranks_read_rows_of_their_own() {
 }
 
 #[test]
-fn narrow_columns_are_gathered_from_shared_memory() {
+fn narrow_columns_are_read_by_the_leader() {
     let folder = folder();
     write(
         &folder.path().join("m.safetensors"),

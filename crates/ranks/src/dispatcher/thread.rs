@@ -12,7 +12,7 @@ use rustix::event::PollFlags;
 use super::{Event, Inner, Start};
 use crate::channel::{Carried, Channel, Listener, Peer};
 use crate::holdings::{Holdings, SharedBytes};
-use crate::memory::Region;
+use crate::memory::{Region, SharedMemory};
 use crate::payload;
 use crate::wait::wait_for;
 use crate::wire::Record;
@@ -24,6 +24,10 @@ const LAG_OF_NODE: Duration = Duration::from_secs(5);
 /// Interval at which the leader tells the ranks that it runs; less often than it may take to notice
 /// that it does not.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+/// Most regions that only their viewers need and that may be filled again: four tensors of which
+/// each of eight ranks takes columns.
+const LENT_MAX: usize = 32;
 
 /// Interval at which the leader looks whether a rank has fallen behind.
 const TICK: Duration = Duration::from_millis(200);
@@ -171,7 +175,9 @@ impl<'a> Serving<'a> {
         match event {
             Event::Attached(channel) => self.followers.push(Follower::new(channel)),
             Event::Start(mut start) => {
-                self.holdings = Holdings::new(std::mem::take(&mut start.regions));
+                let lent_max = LENT_MAX.min(SharedMemory::open_max() / 8);
+                let regions = std::mem::take(&mut start.regions);
+                self.holdings = Holdings::new(regions).lending(lent_max);
                 for follower in &mut self.followers {
                     let Some(rank) = follower.rank else { continue };
                     follower.position = start.ranks.iter().position(|known| *known == rank);

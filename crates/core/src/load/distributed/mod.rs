@@ -248,7 +248,7 @@ impl Loader {
         if across.is_some() {
             // What other nodes send goes to regions that are whole, and slots that it would wait in
             // might be missing for what they wait for.
-            shared.publish_whole();
+            publish_whole(&mut shared);
         }
         let is_apart = across.is_none() && ranks.len() < group.size();
         let reason = (options.share == Share::Cluster && is_apart)
@@ -260,9 +260,9 @@ impl Loader {
         if reader
             .as_ref()
             .is_err_and(|it| it.kind() == ErrorKind::OutOfMemory)
-            && shared.publish_whole()
+            && publish_whole(&mut shared)
         {
-            // Parts take slots beside them; whole regions need none.
+            // Bands need slots beside their regions; whole regions need none.
             reader = open(&shared);
         }
         let reader = reader?;
@@ -327,6 +327,12 @@ impl Loader {
         };
         request.tensors.iter().map(want).collect()
     }
+}
+
+/// Publishes every range whole. Returns whether any was to be published in bands.
+fn publish_whole(shared: &mut SharePlan) -> bool {
+    let bands = (shared.shared.iter_mut()).map(|it| std::mem::take(&mut it.bands));
+    bands.filter(|bands| !bands.is_empty()).count() > 0
 }
 
 /// Closes the dispatcher of a load that does not begin, so that the other ranks do not wait for it.

@@ -22,7 +22,7 @@ use crate::options::{LoadOptions, OnPeerLoss, Order};
 use crate::plan::{RankWant, SharePlan};
 use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
-use crate::sink::{PublishSink, PublishedParts, Publisher};
+use crate::sink::{PublishSink, PublishedBands, Publisher};
 use crate::sync::lock::Mutex;
 use crate::verify::Verify;
 use tload_ranks::Joining;
@@ -38,8 +38,8 @@ pub(crate) struct Reader {
     prepared: Prepared,
     /// By published region.
     origins: Vec<RegionOrigin>,
-    /// Regions of the plan that are published in parts.
-    parts: Arc<PublishedParts>,
+    /// Regions of the plan that are published in bands.
+    bands: Arc<PublishedBands>,
     pool: PublishedPool,
     /// Memory that the reads take place in, if that is not the pool's; for the lanes.
     slab: Mutex<Option<Arc<Slab>>>,
@@ -103,9 +103,9 @@ impl Reader {
             })
         });
         let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others, 1)?;
-        let parts = PublishedParts::new(Arc::make_mut(&mut prepared.plan), &shared.shared);
-        let parts = Arc::new(parts);
-        prepared.scatters = parts.are_any();
+        let bands = PublishedBands::new(Arc::make_mut(&mut prepared.plan), &shared.shared);
+        let bands = Arc::new(bands);
+        prepared.scatters = bands.are_any();
         // The divisor is that of the ranks, so that a limit that suffices here suffices for them.
         prepared.limit_divisor = 2 * shared.by_rank.len() as u64;
         // Tensors of other nodes are compared by their owners.
@@ -123,14 +123,14 @@ impl Reader {
             .as_ref()
             .map(|cluster| Arc::clone(cluster.events()))
             .unwrap_or_default();
-        let of_parts = Arc::clone(&parts);
-        let (memory, slab) = published(&prepared, of_parts, &options, Arc::clone(&events))?;
+        let of_bands = Arc::clone(&bands);
+        let (memory, slab) = published(&prepared, of_bands, &options, Arc::clone(&events))?;
         let pool = memory.pool.clone();
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
         let origins = vec![LeaseOrigin::Published(memory)];
         let plan = Arc::clone(&prepared.plan);
         let feed = Feed::new(plan, schedule, origins, slab.clone(), events).checked(check.clone());
-        let origins = origins_of(&prepared, &parts)?;
+        let origins = origins_of(&prepared, &bands)?;
         Ok(Arc::new(Self {
             rank,
             options,
@@ -138,7 +138,7 @@ impl Reader {
             begun: Mutex::new(vec![false; origins.len()]),
             origins,
             prepared,
-            parts,
+            bands,
             pool,
             slab: Mutex::new(slab),
             feed: Arc::new(feed),
@@ -163,9 +163,9 @@ impl Reader {
         let targets = &self.prepared.plan.targets;
         let place = |want: &RankWant, range: usize| {
             let (region, offset) = targets[range].place.expect("shared ranges have bytes");
-            let first = self.parts.first(region);
-            if let Some((part, offset, strides)) = shared.shared[range].place(want) {
-                let region = first + part;
+            let first = self.bands.first(region);
+            if let Some((band, offset, strides)) = shared.shared[range].place(want) {
+                let region = first + band;
                 return RankPlace {
                     region,
                     offset,
@@ -243,11 +243,11 @@ impl Reader {
             let Some((region, _)) = target.place else {
                 continue;
             };
-            let first = self.parts.first(region);
-            for (part, needed) in range.parts.iter().zip(&mut needed[first..]) {
-                needed.1.clone_from(&part.ranks);
+            let first = self.bands.first(region);
+            for (band, needed) in range.bands.iter().zip(&mut needed[first..]) {
+                needed.1.clone_from(&band.takers);
             }
-            if !range.parts.is_empty() {
+            if !range.bands.is_empty() {
                 continue;
             }
             let ranks = &mut needed[first].1;
@@ -347,11 +347,11 @@ impl Reader {
         self.lanes.store(lanes.len(), Ordering::SeqCst);
         let reader = Arc::clone(self);
         let open_sink: Arc<OpenSink<PublishSink>> = Arc::new(move || {
-            let (plan, parts) = (&reader.prepared.plan, &reader.parts);
+            let (plan, bands) = (&reader.prepared.plan, &reader.bands);
             let publisher: Arc<dyn Publisher> = Arc::clone(&reader) as _;
             Ok(PublishSink::new(
                 Arc::clone(plan),
-                Arc::clone(parts),
+                Arc::clone(bands),
                 publisher,
             ))
         });
@@ -456,7 +456,7 @@ impl Reader {
 }
 
 /// Returns the bytes of files that the published regions of a plan hold.
-fn origins_of(prepared: &Prepared, parts: &PublishedParts) -> Result<Vec<RegionOrigin>> {
+fn origins_of(prepared: &Prepared, bands: &PublishedBands) -> Result<Vec<RegionOrigin>> {
     let plan = &prepared.plan;
     let mut origins = Vec::with_capacity(plan.regions.len());
     for (index, region) in plan.regions.iter().enumerate() {
@@ -469,18 +469,18 @@ fn origins_of(prepared: &Prepared, parts: &PublishedParts) -> Result<Vec<RegionO
             len: region.bytes,
             filled_bytes: extents.iter().map(|extent| extent.needed).sum(),
         };
-        let parts = parts.of(index);
-        origins.extend(parts.iter().map(|part| {
-            let bytes = usize::try_from(part.bytes()).expect("inside of a region");
+        let bands = bands.of(index);
+        origins.extend(bands.iter().map(|band| {
+            let bytes = usize::try_from(band.bytes()).expect("inside of a region");
             RegionOrigin {
-                offset: part.range.start,
-                strides: Some(part.strides.clone()),
+                offset: band.range.start,
+                strides: Some(band.strides.clone()),
                 len: bytes,
                 filled_bytes: bytes,
                 ..whole
             }
         }));
-        if parts.is_empty() {
+        if bands.is_empty() {
             origins.push(whole);
         }
     }

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::in_flight::{InFlightReads, Waiting};
 use super::not_begun::{DeviceOf, DeviceWait, NotBegun};
+use super::published::PublishedMemory;
 use crate::engine::Job;
 use crate::error::Result;
 use crate::load::check::Check;
-use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, RegionsStart, Slab};
+use crate::memory::{FileView, Lease, Pool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::{DeviceRegions, DeviceStart, PublishedParts};
+use crate::sink::{DeviceRegions, DeviceStart};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -47,17 +48,6 @@ pub enum LeaseOrigin {
     },
     /// One region for everything, filled in the order of the reads.
     Whole(Mutex<RegionWriter>),
-}
-
-/// Memory that other processes can map.
-#[derive(Clone, Debug)]
-pub struct PublishedMemory {
-    /// Budget, and the memory.
-    pub pool: PublishedPool,
-    /// Regions that are published in parts, which the slots of the feed's slab are scattered to.
-    pub parts: Arc<PublishedParts>,
-    /// Reads of the other regions go by way of slots, too.
-    pub is_copied: bool,
 }
 
 /// Schedule and memory of a load, shared by all its lanes.
@@ -338,10 +328,7 @@ impl Feed {
                 LeaseOrigin::Regions(pool)
                 | LeaseOrigin::Received { pool, .. }
                 | LeaseOrigin::Views { pool, .. } => pool.close(),
-                LeaseOrigin::Published(memory) => {
-                    memory.parts.close();
-                    memory.pool.close();
-                }
+                LeaseOrigin::Published(memory) => memory.close(),
                 LeaseOrigin::Device(regions) => regions.close(),
                 LeaseOrigin::Slots | LeaseOrigin::Whole(_) => {}
             }
@@ -366,18 +353,7 @@ impl Feed {
             LeaseOrigin::Regions(pool) => {
                 NotBegun::unless(pool.begin_region(planned.bytes, planned.tensors)?, writer)
             }
-            LeaseOrigin::Published(PublishedMemory { pool, parts, .. }) => {
-                let Some(lens) = parts.lens(region) else {
-                    let begun = pool.begin_region(planned.bytes, planned.tensors)?;
-                    return NotBegun::unless(begun, writer);
-                };
-                match pool.begin_regions(&lens, planned.tensors)? {
-                    RegionsStart::Regions(writers) => parts.begun(region, writers),
-                    RegionsStart::Evicts(evicted) => return Err(NotBegun::Evicts(evicted)),
-                    RegionsStart::Full => return Ok(false),
-                }
-                Ok(true)
-            }
+            LeaseOrigin::Published(memory) => memory.begin(region, planned, writer),
             LeaseOrigin::Received { shows, link, pool } => {
                 let begun = match shows[region] {
                     None => pool.begin_region(planned.bytes, planned.tensors)?,
@@ -516,9 +492,9 @@ impl Feed {
                 .expect("a slot was free, and only this lock's owner takes any")
         };
         match origin {
-            LeaseOrigin::Published(memory) if !memory.parts.of(extent.region).is_empty() => {
+            LeaseOrigin::Published(memory) if !memory.bands.of(extent.region).is_empty() => {
                 let is_last = index + 1 == region.extents.end;
-                memory.parts.carve(extent, is_last);
+                memory.bands.carve(extent, is_last);
                 slot()
             }
             LeaseOrigin::Regions(_)

@@ -14,6 +14,7 @@
 mod feed;
 mod in_flight;
 mod not_begun;
+mod published;
 
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,10 @@ mod tests;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-pub use feed::{Feed, LeaseOrigin, PublishedMemory};
+pub use feed::{Feed, LeaseOrigin};
 use feed::{LaneWait, NextJob};
 pub use in_flight::Waiting;
+pub use published::PublishedMemory;
 
 use crate::engine::{Done, Engine, Wait};
 use crate::error::{Error, ErrorKind, Result};

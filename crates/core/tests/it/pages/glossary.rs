@@ -270,6 +270,11 @@ const SECTIONS: [(&str, &[Term]); 7] = [
                 "memory that the leader fills and all ranks of its node map",
                 "",
             ),
+            (
+                "band",
+                "columns of a tensor that the leader publishes as one region",
+                "Band",
+            ),
         ],
     ),
     (

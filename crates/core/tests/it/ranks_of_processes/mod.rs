@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "forks")]
 
+mod columns;
 mod failures;
 mod process;
 
@@ -20,6 +21,7 @@ use tload_testing::fixtures::Rng;
 use crate::child::Child;
 use crate::files::{even, folder, mixed, write, write_manifest};
 use crate::requirement;
+use crate::sharing::matrices;
 
 const MIB: usize = 1 << 20;
 
@@ -68,6 +70,14 @@ impl Setting {
         let path = folder.path().join("model");
         write(&path.join("a.safetensors"), &even("a", 1, 20, 2 * MIB));
         write(&path.join("b.safetensors"), &mixed("b", 2, 60, 300_000));
+        Self { folder }
+    }
+
+    /// Creates a checkpoint of matrices, 48 MiB.
+    fn of_matrices() -> Self {
+        let folder = folder();
+        let path = folder.path().join("model");
+        write(&path.join("m.safetensors"), &matrices(16, 3072, 512));
         Self { folder }
     }
 
