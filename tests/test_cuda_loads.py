@@ -54,6 +54,31 @@ def test_device_map_glob_must_match_checkpoint(floats: Floats) -> None:
         tload.load(floats[0], framework="dlpack", device_map={"layer.99.*": "cuda:0"})
 
 
+def test_tensors_share_regions_of_gpu_memory(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+    def allocations(call: Any, **options: Any) -> int:
+        before = cuda.count("cuMemAllocAsync")
+        for name, tensor in dict(call(megabytes[0], framework="dlpack", device="cuda", **options)).items():
+            assert raw(tensor) == megabytes[1][name].raw
+        return cuda.count("cuMemAllocAsync") - before
+
+    assert allocations(tload.stream) == 1, "32 MiB in a region of 64"
+    assert allocations(tload.stream, region_bytes="8 MiB") == 4
+    assert allocations(tload.stream, region_bytes=1) == 16, "one for each tensor"
+    assert allocations(tload.stream, device_memory_limit="64 MiB") == 4, "an eighth of the limit"
+
+
+def test_load_keeps_all_tensors_in_larger_regions(cuda: gpu.Stub, tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (16 * MIB,), tile(index, 16 * MIB)) for index in range(6)})
+    counts = []
+    cuda.set("memory", 4 << 30)
+    for call in (tload.stream, tload.load):
+        before = cuda.count("cuMemAllocAsync")
+        dict(call(path, framework="dlpack", device="cuda"))
+        counts.append(cuda.count("cuMemAllocAsync") - before)
+    assert counts == [2, 1]
+
+
 def test_report_has_staging_and_devices(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
     path, tensors = megabytes
     rules = {"t0*": "cuda:0"}

@@ -315,7 +315,12 @@ class Loader:
         """Return the devices of `selected()`, each once."""
 
     def stream(
-        self, allocator: _Allocator | None = None, group: Group | None = None, early: EarlyStart | None = None
+        self,
+        allocator: _Allocator | None = None,
+        group: Group | None = None,
+        early: EarlyStart | None = None,
+        *,
+        keeps_all: bool = False,
     ) -> Stream: ...
 
 @final
@@ -372,8 +377,8 @@ class Tensor:
 
     Its memory is valid as long as the tensor or an object made from it lives, and may be written to
     if it is `writable`. Small tensors that are neighbours in the file share memory: keeping one
-    keeps at most about 1 MiB besides it. A view of a file (`cache="map"`) keeps the whole file
-    mapped, which takes address space and no memory.
+    keeps at most about 1 MiB besides it; on a GPU, at most `Options.region_bytes`. A view of a file
+    (`cache="map"`) keeps the whole file mapped, which takes address space and no memory.
     """
 
     @property

@@ -16,6 +16,7 @@ pub(crate) struct Counters {
 impl Counters {
     pub(crate) fn call(&mut self, name: &'static str) {
         self.add(name, 1);
+        self.add("calls", 1);
     }
 
     pub(crate) fn add(&mut self, name: &'static str, count: i64) {

@@ -476,6 +476,40 @@ impl Filled {
         unsafe { std::slice::from_raw_parts_mut(self.lease.start.as_ptr(), self.len) }
     }
 
+    /// Bytes that were read, and those of the slot behind the window, which have any value: room to
+    /// join some of the former. None if the window is no slot.
+    #[inline]
+    pub fn with_room(&mut self) -> (&[u8], &mut [u8]) {
+        let (start, len) = (self.lease.start, self.lease.len);
+        let room = self.slot_len() - len;
+        // SAFETY: inside the slot, or at its end.
+        let behind = unsafe { start.add(len) };
+        // SAFETY: slots lie in mappings, whose bytes the system has initialised; the slot belongs
+        // to this lease alone, and `&mut self` makes the access exclusive. The bytes that were read
+        // end before these.
+        let behind = unsafe { std::slice::from_raw_parts_mut(behind.as_ptr(), room) };
+        // SAFETY: as in `bytes`.
+        let read = unsafe { std::slice::from_raw_parts(start.as_ptr(), self.len) };
+        (read, behind)
+    }
+
+    /// Bytes behind the window, as [`Self::with_room`] returns them.
+    #[inline]
+    pub fn room(&self) -> &[u8] {
+        let (start, len) = (self.lease.start, self.lease.len);
+        // SAFETY: inside the slot, or at its end.
+        let behind = unsafe { start.add(len) };
+        // SAFETY: as in `with_room`, for reading.
+        unsafe { std::slice::from_raw_parts(behind.as_ptr(), self.slot_len() - len) }
+    }
+
+    fn slot_len(&self) -> usize {
+        match &self.lease.owner {
+            Owner::Region { .. } => self.lease.len,
+            Owner::Slot(slot) => slot.len(),
+        }
+    }
+
     /// Address of the window.
     #[inline]
     pub fn start(&self) -> usize {

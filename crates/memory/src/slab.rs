@@ -176,6 +176,12 @@ pub(super) struct SlotGuard {
 }
 
 impl SlotGuard {
+    /// Length of the slot in bytes.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.slab.slot_bytes
+    }
+
     #[inline]
     pub(super) fn registration(&self) -> Option<u16> {
         u16::try_from(self.index).ok()
@@ -204,5 +210,20 @@ mod tests {
         assert!(slab.has_free_slot());
         assert!(slab.try_lease(8192).is_some());
         assert_eq!(slab.registrations().len(), 2);
+    }
+
+    #[test]
+    fn room_behind_window_is_rest_of_slot() {
+        let slab = Slab::new(8192, 2, Arc::default()).expect("maps");
+        let mut first = slab.try_lease(5000).expect("free").fill_from(&[1; 4000]);
+        let (read, room) = first.with_room();
+        assert!(read == [1; 4000] && room.len() >= 3192);
+        room.fill(2);
+        assert!(first.bytes() == [1; 4000] && first.room().iter().all(|byte| *byte == 2));
+        let mut whole = slab
+            .try_lease(slab.slot_bytes)
+            .expect("free")
+            .fill_from(&[3]);
+        assert!(whole.with_room().1.is_empty() && whole.room().is_empty());
     }
 }

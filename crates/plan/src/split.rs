@@ -12,7 +12,8 @@ use super::place::ALIGNMENT_MIN;
 use super::{Arrangement, Layout, Wanted};
 
 /// Largest span of the file that a shared region holds, unless it is packed, and so the most that
-/// one small tensor may keep alive. One read of this size still runs at the full speed of a disk (`benches/results/`).
+/// one small tensor may keep alive. One read of this size still runs at the full speed of a disk
+/// (`benches/results/`).
 pub(super) const SHARED_BYTES_MAX: u64 = 1 << 20;
 
 /// Number of published regions above which more tensors share one: each rank maps every region

@@ -165,19 +165,24 @@ impl Loader {
 
     /// Starts to read, together with the other ranks of `group`, if there is one. GPU memory comes
     /// from `allocator`, if there is one: it is called on the calling thread, here and in
-    /// `Stream.receive`. `early` has prepared the load.
-    #[pyo3(signature = (allocator=None, group=None, early=None))]
+    /// `Stream.receive`. `early` has prepared the load. If the caller `keeps_all` tensors, GPU
+    /// memory has larger regions.
+    #[pyo3(signature = (allocator=None, group=None, early=None, *, keeps_all=false))]
     fn stream(
         &self,
         py: Python<'_>,
         allocator: Option<Py<PyAny>>,
         group: Option<&Bound<'_, Group>>,
         early: Option<&Bound<'_, EarlyStart>>,
+        keeps_all: bool,
     ) -> PyResult<Stream> {
         let canceller = Canceller::default();
         let mut loader = self.inner.clone().cancelled_by(canceller.clone());
         if let Some(early) = early {
             loader = loader.prepared_by(early.get().inner.clone());
+        }
+        if keeps_all {
+            loader = loader.keeping_all();
         }
         let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();

@@ -16,8 +16,8 @@ use crate::forked::Owned;
 ///
 /// Its memory is valid as long as the tensor or an object made from it lives, and may be written to
 /// if it is `writable`. Small tensors that are neighbours in the file share memory: keeping one
-/// keeps at most about 1 MiB beside it. A view of a file (`cache="map"`) keeps the whole file
-/// mapped, which takes address space and no memory.
+/// keeps at most about 1 MiB beside it; on a GPU, at most `Options.region_bytes`. A view of a file
+/// (`cache="map"`) keeps the whole file mapped, which takes address space and no memory.
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct Tensor {

@@ -137,7 +137,17 @@ def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack
         >>> for name, tensor in tload.stream("s3://bucket/model", store=store):
         ...     print(name, tensor.shape)
     """
-    refuse_unknown("stream", keywords, LoadKeywords.__optional_keys__)
+    return _start("stream", source, framework, keywords)
+
+
+def _start(
+    function: str, source: Source, framework: Framework, keywords: LoadKeywords, *, keeps_all: bool = False
+) -> TensorStream[Any]:
+    """Start a load for `function`, which errors name.
+
+    If the caller `keeps_all` tensors, GPU memory has larger regions.
+    """
+    refuse_unknown(function, keywords, LoadKeywords.__optional_keys__)
     device, device_map = keywords.get("device", "cpu"), keywords.get("device_map")
     call = Call(source, keywords)
     framework = frameworks.named(framework)
@@ -177,7 +187,7 @@ def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack
             if is_missing:
                 frameworks.check_dtypes(framework, dtypes, loader)
             allocator = devices.allocator(framework, loader.devices())
-        raw = loader.stream(allocator, joined, prepared)
+        raw = loader.stream(allocator, joined, prepared, keeps_all=keeps_all)
     try:
         if is_missing:
             importing = BackgroundImport(framework, convert_with, options.timeout)
@@ -238,9 +248,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     Raises:
         Error: Any failure: see `tload.stream`.
     """
-    # `stream` would name itself in the message.
-    refuse_unknown("load", keywords, LoadKeywords.__optional_keys__)
-    with stream(source, framework=framework, **keywords) as tensors:
+    with _start("load", source, framework, keywords, keeps_all=True) as tensors:
         return tensors._collect()  # noqa: SLF001
 
 

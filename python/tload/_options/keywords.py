@@ -52,6 +52,7 @@ class OptionKeywords(TypedDict, total=False):
     lanes: int | None
     memory_limit: Size | None
     device_memory_limit: Size | None
+    region_bytes: Size | None
     verify: bool | str | os.PathLike[str] | None
     retries: int | None
     hedge: bool | None

@@ -93,7 +93,15 @@ class Options:
     device_memory_limit: Size | None = None
     """Bytes of each GPU's memory that the load may hold before the caller receives them. Received
     tensors do not count, nor does the caller's memory that `load_into` fills. Default:
-    `TLOAD_DEVICE_MEMORY_LIMIT`, else as for `memory_limit`, but no more than is free."""
+    `TLOAD_DEVICE_MEMORY_LIMIT`, else as for `memory_limit`, at least eight regions (see
+    `region_bytes`), but no more than is free."""
+    region_bytes: Size | None = None
+    """Largest region of GPU memory that several tensors share, bytes, and so the most that a tensor
+    retains besides its own bytes while it is kept. Larger regions take less time to allocate. A
+    tensor of this size or more has memory of its own; with 1, every tensor has. A region is never
+    more than an eighth of `device_memory_limit` or a tenth of the free memory, and smaller if more
+    than four files are read at once. Default: `TLOAD_REGION_BYTES`, else 64 MiB; 256 MiB for
+    `load`, which keeps all tensors."""
     verify: bool | str | os.PathLike[str] | None = None
     """Comparison of the bytes with existing digests of them, while they are read. A mismatch raises
     a `CorruptError` that names the file, the tensor and the bytes: before the tensor is yielded if

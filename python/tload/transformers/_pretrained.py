@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 from functools import partial
@@ -255,7 +256,7 @@ def _load(
     device, device_map = placement(kwargs.get("device_map"), checkpoint)
     is_alone = group is None and options is None and not is_whole_read
     is_mapped = is_alone and device == "cpu" and not device_map and _may_be_mapped(checkpoint)
-    ahead = Options(cache="map") if is_mapped else options
+    ahead = Options(cache="map") if is_mapped else _with_small_regions(options, kwargs)
     names = in_order_of_use(checkpoint)
     feed = Feed(checkpoint, names, read, device=device, device_map=device_map, options=ahead, group=group)
     # Tensors of a group cannot be written to, and a part would keep the memory of a whole one.
@@ -267,6 +268,19 @@ def _load(
             return loaded
     finally:
         feed.close()
+
+
+def _with_small_regions(options: Options | None, kwargs: dict[str, Any]) -> Options | None:
+    """Return the options for reading to a GPU: with small regions if the model may be quantized there.
+
+    Quantized weights replace those that were loaded, and the tensors that stay as they are would
+    retain their memory.
+    """
+    config = kwargs.get("config")
+    quantization = kwargs.get("quantization_config") or getattr(config, "quantization_config", None)
+    if quantization is None or resolve(options, OptionKeywords()).region_bytes is not None:
+        return options
+    return dataclasses.replace(options or Options(), region_bytes="1 MiB")
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ pub(crate) struct Demand<'a> {
     pub(crate) tensors: &'a [TensorInfo],
     /// Default budget for tensors in host memory, in bytes, unless one of them is large.
     pub(crate) default: u64,
-    /// The same for each GPU.
+    /// Default budget for tensors on each GPU, in bytes, unless one of them is large.
     pub(crate) device_default: u64,
     /// Bytes that may be in flight.
     pub(crate) in_flight: u64,
@@ -50,6 +50,8 @@ pub(crate) struct Demand<'a> {
     pub(crate) staged: u64,
     /// Number of reads of the largest size that may be in flight.
     pub(crate) reads: usize,
+    /// Bytes that each staging slot has behind its window, if the caller sets no limit.
+    pub(crate) room: usize,
     /// The limit of this process's control group, if it has one.
     pub(crate) group: Option<&'a CgroupMemory>,
     /// Bytes that earlier loads have left for this one: the control group counts them as used.
@@ -94,7 +96,12 @@ impl Demand<'_> {
         let host = host.filter(|host| self.regions_of(*host).next().is_some());
         let largest = host.map_or(0, |host| self.largest_region(host));
         let slot = if staged && !self.plan.extents.is_empty() {
-            Mapping::charge(self.plan.window_bytes_max()) as u64
+            let room = if options.memory_limit.is_some() {
+                0
+            } else {
+                self.room
+            };
+            Mapping::charge(self.plan.window_bytes_max() + room) as u64
         } else {
             0
         };
@@ -418,6 +425,7 @@ mod tests {
             in_flight: 8 * MIB,
             staged: 8 * MIB,
             reads: 8,
+            room: 0,
             group: None,
             kept: 0,
             limit_divisor: 1,

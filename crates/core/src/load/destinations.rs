@@ -6,9 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::device_alloc::DeviceAllocator;
 use super::device_map::DeviceMap;
-use super::unified::free_bytes;
 use crate::cuda::{Context, MemoryKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Target;
@@ -207,22 +205,9 @@ impl Destinations {
         Self { keeps_all, ..self }
     }
 
-    /// Finds out how much memory is free on each GPU that the load allocates memory of: what
-    /// `allocator` could provide, if it knows that.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Device`].
-    pub(crate) fn measured(
-        mut self,
-        mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
-    ) -> Result<Self> {
-        let mut free = |destination: &Destination| match destination {
-            Destination::Cuda(context) => free_bytes(context, &mut allocator).map(Some),
-            _ => Ok(None),
-        };
-        self.free = self.list.iter().map(&mut free).collect::<Result<_>>()?;
-        Ok(self)
+    /// Sets the free bytes of each GPU, by destination.
+    pub(crate) fn measured(self, free: Vec<Option<u64>>) -> Self {
+        Self { free, ..self }
     }
 
     /// Returns the free bytes of a destination's GPU when they were measured.

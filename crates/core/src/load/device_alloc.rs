@@ -7,7 +7,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
+use super::destinations::{Destination, Destinations};
 use super::pipeline::Feed;
+use crate::cuda::MemoryKind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sink::{DeviceMemory, DeviceRegions};
 
@@ -57,6 +59,32 @@ pub trait DeviceAllocator: Send {
         let _ = ordinal;
         None
     }
+}
+
+/// Returns how much memory a load can get on each GPU that it allocates memory of, by destination:
+/// what `allocator` could provide, if it knows that. In memory that is the host's as well, the page
+/// cache gives way, of which an allocator that asks the driver does not know.
+///
+/// # Errors
+///
+/// [`ErrorKind::Device`].
+pub(crate) fn free_bytes(
+    destinations: &Destinations,
+    mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
+) -> Result<Vec<Option<u64>>> {
+    let free = |destination: &Destination| {
+        let Destination::Cuda(context) = destination else {
+            return Ok(None);
+        };
+        let known = allocator.as_mut();
+        let known = known.and_then(|allocator| allocator.free_bytes(context.ordinal()));
+        let is_shared = context.memory().kind() == MemoryKind::Shared;
+        Ok(Some(match known {
+            Some(free) if !is_shared => free,
+            known => context.available_memory()?.max(known.unwrap_or(0)),
+        }))
+    };
+    destinations.list().iter().map(free).collect()
 }
 
 /// The caller's allocator and the regions that need memory.

@@ -250,7 +250,7 @@ fn staging_bytes(locations: &[Location], sizing: Sizing) -> u64 {
         in_flight_bytes_max: u64::MAX,
     };
     // As many again wait to be copied to the GPU.
-    let copied = 2 * extents.copied_by(copiers_for(1), 0).in_flight_bytes;
+    let copied = 2 * extents.copied_by(copiers_for(1), 0, ring).in_flight_bytes;
     let most = if paths.iter().all(in_memory) {
         copied
     } else {

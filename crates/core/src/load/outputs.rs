@@ -23,7 +23,7 @@ use crate::report::{DeviceReport, Report, StagingReport};
 use crate::schedule::beginnings;
 use crate::sink::{
     CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, PublishedBands, RouteSink, Sink,
-    TargetPlaces, TargetSink,
+    TargetPlaces, TargetSink, joined_bytes_max,
 };
 use crate::sync::event_count::EventCount;
 use crate::tensor::Tensor;
@@ -98,6 +98,7 @@ impl Outputs {
             in_flight: prepared.in_flight_bytes(),
             staged: prepared.staged_bytes(),
             reads: prepared.reads_in_flight(),
+            room: room(prepared),
             group: group.as_ref(),
             kept: kept_bytes(region_cache, destinations),
             limit_divisor: prepared.limit_divisor,
@@ -164,6 +165,14 @@ fn idle_registered(budget: &HostBudget, options: &LoadOptions) -> u64 {
     } else {
         RANK_MEMORY_LIMIT.saturating_sub(budget.slot * budget.slots)
     }
+}
+
+/// Returns the bytes that tensors of one slot are joined in, on their way to GPUs.
+fn room(prepared: &Prepared) -> usize {
+    let destinations = prepared.destinations.list().iter().enumerate();
+    let on_gpu = destinations.filter(|(_, it)| matches!(it, Destination::Cuda(_)));
+    let joined = on_gpu.map(|(index, _)| joined_bytes_max(&prepared.plan, index));
+    joined.max().unwrap_or(0)
 }
 
 /// Returns the index of the destination in host memory of the load, if there is one.
@@ -314,6 +323,7 @@ pub(crate) fn published(
         in_flight: prepared.in_flight_bytes(),
         staged,
         reads,
+        room: 0,
         group: group.as_ref(),
         kept: 0,
         limit_divisor: prepared.limit_divisor,

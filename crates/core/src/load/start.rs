@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::Loader;
 use super::check::{self, Check};
-use super::device_alloc::{AllocatorBridge, DeviceAllocator};
+use super::device_alloc::{AllocatorBridge, DeviceAllocator, free_bytes};
 use super::distributed::Joined;
 use super::early::EarlyStart;
 use super::ending::LoadEnd;
@@ -163,7 +163,8 @@ impl Loader {
         let divisor = (joined.as_ref()).map_or(1, |joined| joined.limit_divisor(is_shared));
         let options = self.options.with_divided_memory(divisor);
         let options = unified::adapted(options, destinations.sharing());
-        let destinations = destinations.measured(allocator)?;
+        let free = free_bytes(&destinations, allocator)?;
+        let destinations = destinations.measured(free);
         let ranks = (joined.as_ref()).map_or(1, |joined| joined.report.node_ranks.len());
         let mut prepared = Prepared::new(
             &self.checkpoint,

@@ -7,8 +7,6 @@
 
 use super::budget::{Demand, HostBudget};
 use super::destinations::{Destinations, Sharing};
-use super::device_alloc::DeviceAllocator;
-use crate::cuda::{Context, MemoryKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{CacheMode, LoadOptions, format_bytes};
 
@@ -23,9 +21,6 @@ const IN_PLACE_ALIGNMENT: u64 = 16;
 /// Divisor of the memory beyond the least that a load needs: its host takes at most this share for
 /// staging memory, and as much for tensors.
 const SPARE_SHARE: u64 = 4;
-
-/// Allocator of the caller, if it brought one.
-type Allocator<'a, 'b> = Option<&'a mut (dyn DeviceAllocator + 'b)>;
 
 /// Returns the options of a load whose destinations share memory as `sharing` says. A page cache
 /// mode that the caller has chosen stays.
@@ -151,22 +146,6 @@ impl SharedBudget {
     pub(crate) fn take(&mut self, largest: u64, budget: u64) {
         self.left -= budget.min(self.free_for(largest));
         self.needed -= largest;
-    }
-}
-
-/// Returns the bytes that a load can get on a GPU. In shared memory the page cache gives way, of
-/// which an allocator that asks the driver does not know.
-///
-/// # Errors
-///
-/// [`ErrorKind::Device`].
-pub(crate) fn free_bytes(context: &Context, allocator: &mut Allocator<'_, '_>) -> Result<u64> {
-    let known = allocator
-        .as_mut()
-        .and_then(|allocator| allocator.free_bytes(context.ordinal()));
-    match known {
-        Some(free) if context.memory().kind() != MemoryKind::Shared => Ok(free),
-        known => Ok(context.available_memory()?.max(known.unwrap_or(0))),
     }
 }
 

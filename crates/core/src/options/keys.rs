@@ -199,9 +199,9 @@ impl LoadOptions {
         },
         OptionKey {
             name: "region_bytes",
-            flag: Some("region"),
+            flag: Some("region-bytes"),
             kind: ANY_BYTES,
-            default: "64 MiB; 256 MiB for tload.load; less if --device-memory-limit or the free memory is small",
+            default: "64 MiB; less if --device-memory-limit or the free memory is small",
             summary: "Maximum bytes of a region of GPU memory that several tensors share, and so the most \
                 that a kept tensor retains besides its own memory",
             field: field!(optional region_bytes),
@@ -516,6 +516,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("    ")?.split_once(": "))
             .map(|(name, _)| name)
+            .filter(|name| *name != "trial")
             .collect();
         let mut names: Vec<_> = LoadOptions::KEYS.iter().map(|key| key.name).collect();
         names.sort_by_key(|name| fields.iter().position(|field| field == name));

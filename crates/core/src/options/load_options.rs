@@ -174,8 +174,8 @@ pub struct LoadOptions {
     pub memory_limit: Option<u64>,
     /// Most bytes of each GPU that the load may hold and the caller has not received yet. Default:
     /// as for `memory_limit`, or eight regions if they are larger (see `region_bytes`), and at most
-    /// the free memory. A region counts until all of its tensors have been received. When any tensor goes to a GPU,
-    /// `memory_limit` bounds the staging memory.
+    /// the free memory. A region counts until all of its tensors have been received. When any
+    /// tensor goes to a GPU, `memory_limit` bounds the staging memory.
     pub device_memory_limit: Option<u64>,
     /// Largest region of GPU memory that several tensors share, bytes, and so the most that a
     /// kept tensor retains besides its own memory. Larger regions take less time to allocate; a

@@ -17,7 +17,7 @@ mod target;
 pub use bands::PublishedBands;
 pub use cuda::{
     CudaLoad, CudaPlaces, CudaSink, CudaUsage, DeviceMemory, DeviceRegions, DeviceStart, FreedWait,
-    MemoryRequest, TargetPlaces,
+    MemoryRequest, TargetPlaces, joined_bytes_max,
 };
 pub use discard::DiscardSink;
 pub use host::HostSink;

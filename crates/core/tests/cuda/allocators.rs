@@ -135,7 +135,8 @@ fn tensors_in_caller_memory_return_its_owner() {
     cuda.stub.set("copy_delay_us", "100");
     let files = Files::of_lengths(1, &[100, 200, 3 * MIB, 64, 2 * MIB]);
     let seen = Arc::new(Seen::default());
-    let loader = files.loader().device(Device::Cuda(1));
+    let options = options(|it| it.region_bytes = Some(MIB as u64));
+    let loader = files.loader().device(Device::Cuda(1)).options(options);
     let (tensors, report) = load_with(&loader, Ordered::new(&seen)).expect("loads");
     files.assert_all(&tensors);
     assert_eq!(seen.calls(), 4, "small neighbours share an allocation");
@@ -260,6 +261,8 @@ fn tight_budgets_never_deadlock() {
         settle(&loader, &mut options);
         if rng.once_in(2) {
             options.device_memory_limit = options.device_memory_limit.map(|it| it * 2);
+            // Regions are larger, and their extents may be.
+            settle(&loader, &mut options);
         }
         let loader = loader.options(options.clone());
         let mut stream = loader

@@ -12,7 +12,11 @@ const CALLS: [&str; 2] = ["cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync"];
 /// Loads with batches or without; returns the calls of both functions, and the report.
 fn calls(cuda: &Cuda, files: &Files, batch: bool) -> ([i64; 2], Report) {
     let before = CALLS.map(|name| cuda.stub.count(name));
-    let options = options(|it| it.trial.batch = batch);
+    let options = options(|it| {
+        it.trial.batch = batch;
+        // No tensor lies in two slots.
+        it.region_bytes = Some(MIB as u64);
+    });
     let loader = files.loader().device(Device::Cuda(0)).options(options);
     let (tensors, report) = load(&loader).expect("loads");
     files.assert_all(&tensors);

@@ -172,6 +172,11 @@ pub(crate) fn options(set: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
     options
 }
 
+/// Options that give every tensor on a GPU a region of its own.
+pub(crate) fn separate() -> LoadOptions {
+    options(|it| it.region_bytes = Some(1))
+}
+
 /// Loads everything and keeps it.
 pub(crate) fn load(loader: &Loader) -> Result<(Vec<Tensor>, Report)> {
     let mut stream = loader.stream()?;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use tload::internal::cuda::Context;
 use tload::{Device, DeviceMap, ErrorKind, Order};
 
-use crate::fixtures::{Files, MIB, failure, load, options};
+use crate::fixtures::{Files, MIB, failure, load, options, separate};
 use crate::foreign::Stream;
 use crate::stub::{PATIENCE, bytes, cuda};
 
@@ -207,7 +207,8 @@ fn wait_until(is_so: impl Fn() -> bool) {
 fn memory_is_freed_if_another_gpu_is_lost() {
     let cuda = cuda();
     let files = Files::even(1, 3, MIB);
-    let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    let loader = files.loader().device(Device::Cuda(0)).options(separate());
+    let (tensors, _) = load(&loader).expect("loads");
     let lost = Context::open(1).expect("the stub has GPU 1");
     cuda.stub.set("fail", "copy:719");
     let error = failure(files.loader().device(Device::Cuda(1)).stream());
@@ -227,7 +228,7 @@ fn memory_not_freed_on_drop_is_freed_by_later_load() {
     let cuda = cuda();
     let files = Files::even(2, 3, MIB);
     let other = Context::open(0).expect("the stub has GPU 0");
-    let loader = files.loader().device(Device::Cuda(0));
+    let loader = files.loader().device(Device::Cuda(0)).options(separate());
     for fault in ["cuMemFreeAsync:800", "cuEventCreate:800"] {
         let (tensors, _) = load(&loader).expect("loads");
         cuda.stub.set("fail", fault);

@@ -227,7 +227,7 @@ fn tensor_larger_than_staging_memory_streams_through_it() {
     }
 }
 
-/// Tensors of at least 64 bytes are aligned to 64; shorter ones to their own length, rounded up to
+/// Tensors of at least 16 bytes are aligned to 16; shorter ones to their own length, rounded up to
 /// a power of two.
 #[test]
 fn tensors_are_aligned_for_kernels() {
@@ -243,7 +243,7 @@ fn tensors_are_aligned_for_kernels() {
         let len = usize::try_from(tensor.byte_len()).expect("small");
         let wanted = len
             .next_power_of_two()
-            .min(64)
+            .min(16)
             .max(tensor.dtype().alignment());
         let address = tensor.as_ptr().addr();
         assert_eq!(address % wanted, 0, "{tensor:?} at {address:#x}");
@@ -272,15 +272,18 @@ fn neighbours_share_copy_and_allocation() {
     assert_eq!(cuda.stub.live("allocations"), 0);
 }
 
-/// Distances that change for the sake of alignment cost copies, not bytes.
+/// Distances that change for the sake of alignment cost copies, not bytes, and those only of
+/// tensors that are too large to be joined.
 #[test]
-fn unaligned_neighbours_are_copied_separately() {
+fn unaligned_neighbours_are_joined_if_they_are_small() {
     let _cuda = cuda();
-    let files = Files::of_lengths(5, &[100; 50]);
-    let (tensors, report) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
-    files.assert_all(&tensors);
-    assert_eq!(report.devices[0].copies, 50);
-    assert_eq!(report.devices[0].copied_bytes, 5000);
+    for (len, copies) in [(100, 1), (20_004, 50)] {
+        let files = Files::of_lengths(5, &vec![len; 50]);
+        let (tensors, report) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+        files.assert_all(&tensors);
+        assert_eq!(report.devices[0].copies, copies);
+        assert_eq!(report.devices[0].copied_bytes, 50 * len as u64);
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod budgets;
     reason = "shared with the tests in `it`, which need more of it"
 )]
 mod child;
+mod counts;
 mod devices;
 mod early;
 mod endings;
@@ -25,6 +26,7 @@ mod objects;
 mod pinning;
 mod processes;
 mod ranks;
+mod regions;
 mod reuse;
 mod sinks;
 mod stub;

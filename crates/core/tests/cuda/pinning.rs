@@ -24,6 +24,7 @@ fn large(cuda: &Cuda) -> (Files, LoadOptions) {
         it.cache = CacheMode::Buffered;
         (it.depth, it.extent_bytes) = (Some(8), Some(32 << 20));
         it.in_flight_bytes = Some(1 << 30);
+        it.region_bytes = Some(1);
     });
     (files, options)
 }

@@ -24,6 +24,7 @@ fn slots_wait_for_their_copies() {
             let options = options(|it| {
                 it.extent_bytes = Some(126_976);
                 it.memory_limit = Some(slots * 118_784);
+                it.region_bytes = Some(1);
                 (it.lanes, it.engine) = (Some(lanes), engine);
             });
             let loader = files.loader().device(Device::Cuda(0)).options(options);

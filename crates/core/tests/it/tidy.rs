@@ -53,6 +53,7 @@ const RANKS: [&[&str]; 14] = [
         "load::budget",
         "load::destinations",
         "load::metrics",
+        "load::packing",
     ],
     &["load::load_target", "load::near_gpu", "sink"],
     &["load::check"],

@@ -15,7 +15,7 @@ Azure, to be installed.
 Differences:
 
 - The caller always owns its tensors: neither `owned` nor `clone` is needed. Keeping a small one
-  keeps at most about 1 MiB besides it.
+  keeps at most about 1 MiB besides it; on a GPU, at most 64 MiB (`TLOAD_REGION_BYTES`).
 - Tensors are read to CUDA devices directly, through a small pinned buffer, not through tensors in
   host memory.
 - Failures are `ValueError`, as there, and name the file, tensor and bytes; `__cause__` is tload's

@@ -44,7 +44,7 @@ class SafetensorsStreamer(Closing):
     The caller owns every tensor, whatever the value of `owned`: its memory is valid as long as it
     is referenced, also after the next one, after the end of the `with` block, and on a GPU. A
     tensor need not be cloned to keep it, and keeping a small one keeps at most about 1 MiB beside
-    it. Tensors are aligned for their dtype.
+    it; on a GPU, at most 64 MiB (`tload.Options.region_bytes`). Tensors are aligned for their dtype.
 
     Attributes:
         files_to_tensors_metadata: The tensors that `stream_files` streams, by the index of their

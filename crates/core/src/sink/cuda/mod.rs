@@ -6,7 +6,7 @@
 //! as a whole.
 //!
 //! ```text
-//!  submit: wait for the region's memory ─▶ copy (copy …) ─▶ event ─▶ copying
+//!  submit: join small tensors ─▶ wait for the region's memory ─▶ copy (copy …) ─▶ event ─▶ copying
 //!  reap:   the oldest event has fired ─▶ slot back, pieces counted ─▶ tensors that are whole
 //! ```
 
@@ -15,6 +15,8 @@
     reason = "queues copies from slots that it keeps until they have run"
 )]
 
+mod copies;
+mod joined;
 mod places;
 mod regions;
 
@@ -25,6 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use copies::joined_bytes_max;
+use joined::SlotCopy;
 pub use places::{CudaPlaces, TargetPlaces};
 use regions::OpenRegion;
 pub use regions::{DeviceMemory, DeviceRegions, DeviceStart, FreedWait, MemoryRequest};
@@ -149,6 +153,7 @@ struct Copying {
     queued: bool,
     /// The GPU reads from it until the event has fired.
     filled: Filled,
+    copies: Vec<SlotCopy>,
     pieces: Range<usize>,
     region: usize,
     /// The GPU writes to it until the event has fired.
@@ -160,14 +165,6 @@ struct Copying {
 struct Marks {
     began: Option<Event>,
     ended: Event,
-}
-
-/// Pieces joined into one copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
-    from: usize,
-    to: u64,
-    len: usize,
 }
 
 impl CudaSink {
@@ -217,7 +214,7 @@ impl CudaSink {
         let Copying {
             marks,
             filled,
-            pieces,
+            copies,
             open,
             ..
         } = copying.back().expect("just pushed");
@@ -226,31 +223,28 @@ impl CudaSink {
         if let Some(open) = open {
             open.order(stream)?;
         }
-        let memory = open.map(|open| &*open.memory);
         if let Some(began) = &marks.began {
             began.record(stream)?;
         }
-        let pieces = &load.plan.pieces[pieces.clone()];
-        let join = load.places.joins_tensors();
-        let runs = || {
-            let runs = runs(pieces, join, |piece| load.address(memory, piece));
-            runs.map(|run| (run.to, &filled.bytes()[run.from..run.from + run.len]))
+        let parts = || {
+            let copies = copies.iter();
+            copies.map(|SlotCopy { from, to }| (*to, from.bytes(filled)))
         };
         let mut count = 0;
         if let Some(several) = batch
-            && runs().nth(1).is_some()
+            && copies.len() > 1
         {
             // SAFETY: the context is bound. `filled` is kept in `copying` until the event behind
             // the copies has fired, or until the stream has been waited for, which is what happens
             // if this fails and has queued some of them; the plan gives each byte of the memory to
             // one piece, and so to one copy, and the memory is kept with `filled`.
-            count = unsafe { several.queue(stream, runs()) }?;
+            count = unsafe { several.queue(stream, parts()) }?;
             if count == 0 {
                 *batch = None;
             }
         }
         if count == 0 {
-            for (to, bytes) in runs() {
+            for (to, bytes) in parts() {
                 // SAFETY: as above. If an unsupported batch has queued this copy, it runs twice, in
                 // order.
                 unsafe { stream.copy_in(to, bytes) }?;
@@ -358,12 +352,19 @@ impl Sink for CudaSink {
             return Ok(());
         }
         let marks = self.marks()?;
+        let mut filled = filled;
+        let pieces = &load.plan.pieces[extent.pieces.clone()];
+        let memory = open.as_deref().map(|open| &*open.memory);
+        let shares = load.places.joins_tensors();
+        let address = |piece: &Piece| load.address(memory, piece);
+        let copies = joined::slot_copies(pieces, shares, &mut filled, address);
         // The slot enters the queue before its first copy starts, because from then on only the
         // queue may release it.
         self.copying.push_back(Copying {
             marks,
             queued: false,
             filled,
+            copies,
             pieces: extent.pieces.clone(),
             region: extent.region,
             open,
@@ -402,71 +403,4 @@ fn record_foreign(context: &Context, stream: u64) -> Result<Event> {
     // SAFETY: the caller of `Target::cuda` or `DeviceMemory::new` promised that the stream is live.
     unsafe { event.record_foreign(stream) }?;
     Ok(event)
-}
-
-/// Joins pieces that are as far apart on the device as in the window, if joining is allowed;
-/// `address` returns the destination of a piece.
-fn runs(
-    pieces: &[Piece],
-    join: bool,
-    address: impl Fn(&Piece) -> u64,
-) -> impl Iterator<Item = Run> {
-    let mut pieces = pieces.iter().peekable();
-    std::iter::from_fn(move || {
-        let first = pieces.next()?;
-        let (from, to) = (first.extent_offset, address(first));
-        let mut len = first.len;
-        while let Some(next) =
-            pieces.next_if(|next| join && address(next) == to + (next.extent_offset - from) as u64)
-        {
-            len = next.extent_offset - from + next.len;
-        }
-        Some(Run { from, to, len })
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn piece(extent_offset: usize, len: usize) -> Piece {
-        Piece {
-            tensor: extent_offset,
-            extent_offset,
-            tensor_offset: 0,
-            len,
-        }
-    }
-
-    #[test]
-    fn pieces_with_equal_distance_share_copy() {
-        let pieces = [piece(10, 5), piece(15, 5), piece(24, 6), piece(30, 10)];
-        let all: Vec<_> = runs(&pieces, true, |piece| 1000 + piece.extent_offset as u64).collect();
-        let whole = Run {
-            from: 10,
-            to: 1010,
-            len: 30,
-        };
-        assert_eq!(all, [whole]);
-        let alone = runs(&pieces, false, |piece| 1000 + piece.extent_offset as u64);
-        assert_eq!(alone.count(), 4);
-        let split: Vec<_> = runs(&pieces, true, |piece| match piece.extent_offset {
-            24.. => 2000 + piece.extent_offset as u64,
-            offset => 1000 + offset as u64,
-        })
-        .collect();
-        let (front, back) = (
-            Run {
-                from: 10,
-                to: 1010,
-                len: 10,
-            },
-            Run {
-                from: 24,
-                to: 2024,
-                len: 16,
-            },
-        );
-        assert_eq!(split, [front, back]);
-    }
 }
