@@ -33,8 +33,8 @@ const STEP: usize = 100_000;
 /// Uses of a region: more than a test makes.
 const USES: usize = 1 << 30;
 
-/// Opens the engine of a rank, with `copiers` threads that copy, whose leader publishes the sources of
-/// `request`, one region each, while jobs wait for them.
+/// Opens the engine of a rank, with `copiers` threads that copy, whose leader publishes the sources
+/// of `request`, one region each, while jobs wait for them.
 ///
 /// # Panics
 ///

@@ -159,7 +159,8 @@ impl SharedSetup {
     }
 }
 
-/// Copies the bytes of a job from the view of its region, which holds them, unless the load is over.
+/// Copies the bytes of a job from the view of its region, which holds them, unless the load is
+/// over.
 fn copy(setup: &SharedSetup, view: &SharedView, mut job: Job) -> Done {
     if setup.reread.cancel.is_cancelled() {
         return Done::failed(job.extent, cancelled());
