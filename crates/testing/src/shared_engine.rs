@@ -84,6 +84,8 @@ fn open(
         regions: (0..sources.len()).collect(),
         depth: request.depth,
         copiers,
+        // Most jobs of the suite have several strips, of an odd length.
+        strip_bytes: 5000,
         registered,
         reread: RereadSetup {
             on_peer_loss: OnPeerLoss::Error,
