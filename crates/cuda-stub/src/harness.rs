@@ -143,8 +143,8 @@ impl Stub {
 
     /// Returns the number of calls of a function, by its exact name; or `calls` (of all of them),
     /// `violations`, `pageable_copies`, `pinned_copies`, `read_only_copies`, `copied_bytes`,
-    /// `peak_allocated_bytes`, or `abandoned`
-    /// (objects still alive at the last release of their context).
+    /// `peak_allocated_bytes`, or `abandoned` (objects still alive at the last release of their
+    /// context).
     pub fn count(&self, name: &str) -> i64 {
         (self.count)(text(name).as_ptr())
     }

@@ -5,8 +5,8 @@
 //! its work on one thread per stream, and detects errors that a GPU does not report. It counts as
 //! violations:
 //!
-//! * a pinned host buffer that is written before its copy to the device has run, through any mapping
-//!   of any process;
+//! * a pinned host buffer that is written before its copy to the device has run, through any
+//!   mapping of any process;
 //! * copies of one batch that depend on each other;
 //! * memory of the stream-ordered allocator used on a stream not ordered after its allocation;
 //! * device or pinned memory freed before its uses are known to be over, by a wait of the host or

@@ -17,8 +17,8 @@ use crate::error::{Error, ErrorKind};
 use crate::sync::event_count::EventCount;
 use crate::sync::threads::Builder;
 
-/// Copy of one job.
-pub type CopyTask = Box<dyn FnOnce() -> Done + Send>;
+/// Copy of one job, or of one strip of it: then the last of its copies returns the result.
+pub type CopyTask = Box<dyn FnOnce() -> Option<Done> + Send>;
 
 /// Pool of threads that copy.
 pub struct Copiers {
@@ -49,20 +49,32 @@ impl Copiers {
         }
     }
 
-    /// Number of copies whose results have not been taken.
+    /// Number of threads that copy; 0 if the caller does.
+    pub fn threads(&self) -> usize {
+        self.wanted.max(self.threads.len())
+    }
+
+    /// Number of jobs whose results have not been taken.
     pub fn in_flight(&self) -> usize {
         self.copying
     }
 
-    /// Makes the copy of a job, here or on a thread.
-    pub fn copy(&mut self, extent: usize, copy: CopyTask, done: &mut Vec<Done>) {
+    /// Makes the copies of one job, here or on threads.
+    pub fn copy(
+        &mut self,
+        extent: usize,
+        copies: impl IntoIterator<Item = CopyTask>,
+        done: &mut Vec<Done>,
+    ) {
         self.start();
         if self.threads.is_empty() {
-            done.push(copy());
+            done.extend(copies.into_iter().filter_map(|copy| copy()));
             return;
         }
         self.copying += 1;
-        self.work.put((extent, copy));
+        for copy in copies {
+            self.work.put((extent, copy));
+        }
     }
 
     /// Takes the results of the copies that have ended.
@@ -96,8 +108,9 @@ fn serve(work: &Work<(usize, CopyTask)>, done: &Sender<Done>, events: &EventCoun
         let one = catch_unwind(AssertUnwindSafe(copy)).unwrap_or_else(|_| {
             let error = Error::new(ErrorKind::Io, "a copying thread panicked")
                 .with_hint("this is a bug in tload; please report it");
-            Done::failed(extent, error)
+            Some(Done::failed(extent, error))
         });
+        let Some(one) = one else { continue };
         if done.send(one).is_err() {
             return;
         }
@@ -132,8 +145,13 @@ mod tests {
 
     use super::*;
 
-    fn failing(extent: usize) -> Done {
-        Done::failed(extent, Error::new(ErrorKind::Io, "copied"))
+    fn failing(extent: usize) -> Option<Done> {
+        Some(Done::failed(extent, Error::new(ErrorKind::Io, "copied")))
+    }
+
+    /// Copies of a job that has one.
+    fn one(copy: impl FnOnce() -> Option<Done> + Send + 'static) -> [CopyTask; 1] {
+        [Box::new(copy)]
     }
 
     /// Waits until all copies have ended, and returns their extents in order.
@@ -163,7 +181,7 @@ mod tests {
                 barrier.wait();
                 failing(extent)
             };
-            copiers.copy(extent, Box::new(copy), &mut done);
+            copiers.copy(extent, one(copy), &mut done);
         }
         assert!(done.is_empty(), "the caller copies nothing");
         assert_eq!(all(&mut copiers), [0, 1, 2, 3, 4, 5]);
@@ -178,17 +196,33 @@ mod tests {
                 assert_eq!(current().id(), caller);
                 failing(7)
             };
-            copiers.copy(7, Box::new(copy), &mut done);
+            copiers.copy(7, one(copy), &mut done);
             assert_eq!((done.len(), copiers.in_flight()), (1, 0));
         }
+    }
+
+    #[test]
+    fn job_of_several_copies_has_one_result() {
+        let mut copiers = Copiers::new(2, Arc::default());
+        let (barrier, mut done) = (Arc::new(Barrier::new(2)), Vec::new());
+        let copy = |is_last: bool| -> CopyTask {
+            let barrier = Arc::clone(&barrier);
+            Box::new(move || {
+                barrier.wait();
+                is_last.then(|| failing(3)).flatten()
+            })
+        };
+        copiers.copy(3, [copy(false), copy(true)], &mut done);
+        assert_eq!(copiers.in_flight(), 1);
+        assert_eq!(all(&mut copiers), [3]);
     }
 
     #[test]
     fn panic_of_a_copy_fails_its_job_only() {
         let mut copiers = Copiers::new(2, Arc::default());
         let mut done = Vec::new();
-        copiers.copy(0, Box::new(|| panic!("of a test")), &mut done);
-        copiers.copy(1, Box::new(|| failing(1)), &mut done);
+        copiers.copy(0, one(|| panic!("of a test")), &mut done);
+        copiers.copy(1, one(|| failing(1)), &mut done);
         assert_eq!(all(&mut copiers), [0, 1]);
     }
 
@@ -202,7 +236,7 @@ mod tests {
                 drop(held);
                 failing(extent)
             };
-            copiers.copy(extent, Box::new(copy), &mut done);
+            copiers.copy(extent, one(copy), &mut done);
         }
         drop(copiers);
         assert_eq!(Arc::strong_count(&held), 1);

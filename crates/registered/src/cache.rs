@@ -1,4 +1,5 @@
-//! Registrations that a load keeps: memory that the leader fills again need not be registered again.
+//! Registrations that a load keeps: memory that the leader fills again need not be registered
+//! again.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;

@@ -5,8 +5,8 @@
 //! on, the driver copies from there to a GPU without staging. Registering takes longer than one
 //! copy (85 ms per GiB on an H100, 2026-11, `benches/results/`), so it pays only if it is kept.
 //!
-//! `mapping.rs` is one registration, `cache.rs` keeps those that are idle, and [`RegisteredRegions`]
-//! are the regions of a load, which an engine fills jobs from.
+//! `mapping.rs` is one registration, `cache.rs` keeps those that are idle, and
+//! [`RegisteredRegions`] are the regions of a load, which an engine fills jobs from.
 //!
 //! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
 //! are released together, and anything else here may change in any release.

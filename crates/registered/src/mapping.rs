@@ -1,4 +1,5 @@
-//! One mapping of shared memory, registered with the driver: GPUs read it, and nobody writes to it.
+//! One mapping of shared memory, registered with the driver: GPUs read it, and this process
+//! cannot write to it.
 
 #![expect(
     unsafe_code,

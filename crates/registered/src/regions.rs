@@ -47,8 +47,8 @@ impl Drop for RegionUse {
 }
 
 impl RegisteredRegions {
-    /// Prepares the registration of the `wanted` regions, by number, for the GPU of `context`. Keeps
-    /// no memory between two regions until [`Self::keep`] allows it.
+    /// Prepares the registration of the `wanted` regions, by number, for the GPU of `context`.
+    /// Keeps no memory between two regions until [`Self::keep`] allows it.
     ///
     /// The device must allow it: [`Context::registers_read_only`].
     #[must_use]

@@ -33,8 +33,8 @@ const STEP: usize = 100_000;
 /// Uses of a region: more than a test makes.
 const USES: usize = 1 << 30;
 
-/// Opens the engine of a rank, with `copiers` threads that copy, whose leader publishes the sources of
-/// `request`, one region each, while jobs wait for them.
+/// Opens the engine of a rank, with `copiers` threads that copy, whose leader publishes the sources
+/// of `request`, one region each, while jobs wait for them.
 ///
 /// # Panics
 ///
@@ -84,6 +84,8 @@ fn open(
         regions: (0..sources.len()).collect(),
         depth: request.depth,
         copiers,
+        // Most jobs of the suite have several strips, of an odd length.
+        strip_bytes: 5000,
         registered,
         reread: RereadSetup {
             on_peer_loss: OnPeerLoss::Error,

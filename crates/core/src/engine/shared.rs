@@ -11,16 +11,17 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::reread::{self, RereadSetup, Rereads, Waiting, fell_behind};
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Filled, SharedView};
+use crate::memory::{Filled, SharedView, Strip};
 use crate::plan::Plan;
 use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
-use tload_engine::Copiers;
+use tload_engine::{Copiers, CopyTask};
 use tload_ranks::{Availability, Link};
 use tload_registered::RegisteredRegions;
 
@@ -36,6 +37,8 @@ pub struct SharedSetup {
     pub depth: usize,
     /// Number of threads that copy; with one, the lane's own.
     pub copiers: usize,
+    /// Bytes of a job that one thread copies: several copy a longer one.
+    pub strip_bytes: usize,
     /// Memory of regions that GPUs read without a copy to the lease.
     pub registered: Option<RegisteredSource>,
     /// Reads in place of a leader that is lost.
@@ -89,6 +92,7 @@ impl SharedEngine {
             done.push(received(job.extent, filled, received_bytes));
             return;
         }
+        let extent = job.extent;
         let view = match self.view(region) {
             Ok(view) => view,
             Err(error) => {
@@ -111,9 +115,8 @@ impl SharedEngine {
                 Err(lease) => job.lease = lease,
             }
         }
-        let (setup, extent) = (Arc::clone(&self.setup), job.extent);
-        self.copiers
-            .copy(extent, Box::new(move || copy(&setup, &view, job)), done);
+        let copies = copies(&self.setup, &view, job, self.copiers.threads());
+        self.copiers.copy(extent, copies, done);
     }
 
     fn view(&self, region: usize) -> Result<Arc<SharedView>> {
@@ -159,7 +162,71 @@ impl SharedSetup {
     }
 }
 
-/// Copies the bytes of a job from the view of its region, which holds them, unless the load is over.
+/// Job whose strips are being copied.
+#[derive(Debug)]
+struct Striped {
+    extent: usize,
+    /// Offset of its bytes in the region.
+    start: usize,
+    needed: usize,
+    /// Number of bytes that have been copied.
+    copied: AtomicUsize,
+}
+
+/// Returns the copies of a job from the view of its region: a long one is divided among threads.
+fn copies(
+    setup: &Arc<SharedSetup>,
+    view: &Arc<SharedView>,
+    job: Job,
+    threads: usize,
+) -> Vec<CopyTask> {
+    let plan = &*setup.plan;
+    let extent = plan.extents.get(job.extent);
+    let is_slice = extent.is_some_and(|extent| plan.slice_in(extent).is_some());
+    let strip_bytes = setup.strip_bytes.max(1);
+    let count = job.needed.div_ceil(strip_bytes);
+    let (setup, view) = (Arc::clone(setup), Arc::clone(view));
+    if is_slice || threads == 0 || count < 2 {
+        return vec![Box::new(move || Some(copy(&setup, &view, job)))];
+    }
+    let striped = Striped {
+        extent: job.extent,
+        start: usize::try_from(job.offset).expect("inside a mapping"),
+        needed: job.needed,
+        copied: AtomicUsize::new(0),
+    };
+    let strips = job.lease.split(strip_bytes, count, striped);
+    let copy = |strip| -> CopyTask {
+        let (setup, view) = (Arc::clone(&setup), Arc::clone(&view));
+        Box::new(move || copy_strip(&setup, &view, strip))
+    };
+    strips.map(copy).collect()
+}
+
+/// Copies one strip of a job, unless the load is over. The last one returns the result.
+fn copy_strip(setup: &SharedSetup, view: &SharedView, mut strip: Strip<Striped>) -> Option<Done> {
+    if !setup.reread.cancel.is_cancelled() {
+        let (range, job) = (strip.range(), strip.shared());
+        let len = job.needed.min(range.end) - range.start;
+        let start = job.start + range.start;
+        // SAFETY: the view shows a region whose bytes the leader has filled and does not write
+        // again.
+        let bytes = unsafe { view.bytes(start..start + len) };
+        strip.bytes_mut(0..len).copy_from_slice(bytes);
+        strip.shared().copied.fetch_add(len, Ordering::Relaxed);
+    }
+    // The last one to join sees what the others have counted.
+    let (lease, job) = strip.join()?;
+    if job.copied.into_inner() < job.needed {
+        return Some(Done::failed(job.extent, cancelled()));
+    }
+    view.user_done();
+    let filled = lease.written(job.needed);
+    Some(received(job.extent, filled, job.needed as u64))
+}
+
+/// Copies the bytes of a job from the view of its region, which holds them, unless the load is
+/// over.
 fn copy(setup: &SharedSetup, view: &SharedView, mut job: Job) -> Done {
     if setup.reread.cancel.is_cancelled() {
         return Done::failed(job.extent, cancelled());

@@ -45,6 +45,9 @@ const COPIED_HINTS: ReadHints = ReadHints {
     ..SHOWN_HINTS
 };
 
+/// Bytes of a read that one thread copies.
+const STRIP_BYTES: usize = 1 << 20;
+
 /// Shared part of a rank's load, before it begins.
 pub(crate) struct Shares {
     pub(crate) plan: RankPlan,
@@ -228,6 +231,7 @@ impl SourceGroup for LeaderGroup {
             regions: self.regions.numbers.clone(),
             depth: context.depth(),
             copiers: (context.copiers).unwrap_or_else(|| engine::copiers_of_rank(self.ranks)),
+            strip_bytes: STRIP_BYTES,
             registered: self.registered.clone().unwrap_or_default(),
             reread: reread(
                 &self.checkpoint,
