@@ -91,7 +91,6 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let limits = Limits::current();
     limits.raise_files();
     tload::internal::reserve_descriptors();
-    tload::internal::prefer_aes_128();
     let answer = Answer::new(args.command.answers_in_json());
     Interrupt::install(&System::real(), answer)
         .attend(|interrupt| attended(args, &arguments, interrupt, &limits))

@@ -11,8 +11,6 @@ pub use crate::options::{
 };
 pub use crate::probe::ceiling::Ceiling;
 pub use crate::report::Counters;
-#[cfg(feature = "object")]
-pub use crate::storage::object::prefer_aes_128;
 pub use crate::sync::descriptors::reserve_descriptors;
 pub use crate::sync::per_process::process_id;
 

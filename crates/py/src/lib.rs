@@ -147,7 +147,6 @@ mod _tload {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         tload::internal::reserve_descriptors();
-        tload::internal::prefer_aes_128();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("ERROR_KINDS", ErrorKind::ALL.map(ErrorKind::name))?;
         module.add("DTYPES", tload::Dtype::ALL.map(tload::Dtype::name))?;

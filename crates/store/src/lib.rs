@@ -23,7 +23,6 @@ mod azure;
 mod backend;
 mod builder;
 mod checksums;
-mod ciphers;
 mod classification;
 mod client;
 mod connector;
@@ -76,7 +75,6 @@ pub(crate) use tload_format as format;
 
 pub use self::answers::{AnswerCache, AnswerPlace, Check, check};
 pub use self::backend::{Arrived, Attempt};
-pub use self::ciphers::prefer_aes_128;
 pub use self::client::READ_TIMEOUT;
 pub use self::failure::Fault;
 #[cfg(feature = "testing")]

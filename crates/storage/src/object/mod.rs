@@ -64,7 +64,7 @@ use senders::Senders;
 pub use site::ObjectSite;
 pub use store::{
     Level, Listed, cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot,
-    object_path, prefer_aes_128, repository_folder, snapshot,
+    object_path, repository_folder, snapshot,
 };
 #[cfg(feature = "testing")]
 pub use store::{assert_content_store_is_bounded, assert_levels_are_whole};
