@@ -145,8 +145,8 @@ mod tests {
 
     use super::*;
 
-    fn failing(extent: usize) -> Option<Done> {
-        Some(Done::failed(extent, Error::new(ErrorKind::Io, "copied")))
+    fn failing(extent: usize) -> Done {
+        Done::failed(extent, Error::new(ErrorKind::Io, "copied"))
     }
 
     /// Copies of a job that has one.
@@ -179,7 +179,7 @@ mod tests {
             let barrier = Arc::clone(&barrier);
             let copy = move || {
                 barrier.wait();
-                failing(extent)
+                Some(failing(extent))
             };
             copiers.copy(extent, one(copy), &mut done);
         }
@@ -194,7 +194,7 @@ mod tests {
             let (caller, mut done) = (current().id(), Vec::new());
             let copy = move || {
                 assert_eq!(current().id(), caller);
-                failing(7)
+                Some(failing(7))
             };
             copiers.copy(7, one(copy), &mut done);
             assert_eq!((done.len(), copiers.in_flight()), (1, 0));
@@ -209,7 +209,7 @@ mod tests {
             let barrier = Arc::clone(&barrier);
             Box::new(move || {
                 barrier.wait();
-                is_last.then(|| failing(3)).flatten()
+                is_last.then(|| failing(3))
             })
         };
         copiers.copy(3, [copy(false), copy(true)], &mut done);
@@ -222,7 +222,7 @@ mod tests {
         let mut copiers = Copiers::new(2, Arc::default());
         let mut done = Vec::new();
         copiers.copy(0, one(|| panic!("of a test")), &mut done);
-        copiers.copy(1, one(|| failing(1)), &mut done);
+        copiers.copy(1, one(|| Some(failing(1))), &mut done);
         assert_eq!(all(&mut copiers), [0, 1]);
     }
 
@@ -234,7 +234,7 @@ mod tests {
             let held = Arc::clone(&held);
             let copy = move || {
                 drop(held);
-                failing(extent)
+                Some(failing(extent))
             };
             copiers.copy(extent, one(copy), &mut done);
         }

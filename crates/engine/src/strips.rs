@@ -133,15 +133,14 @@ pub(crate) fn end(
     let (lease, shared) = strip.join()?;
     let mut ended = shared.ended.lock();
     let transfer = std::mem::take(&mut ended.transfer);
-    let (result, window) = match ended.failure.take() {
-        Some((_, error)) => (Err(error), Some(lease)),
-        None => {
-            // All strips are filled, and no byte between them is missing: each but the last one
-            // needed all of its bytes.
-            let filled = lease.written(ended.filled);
-            let prefixes = joined(std::mem::take(&mut ended.prefixes));
-            (Ok(filled.with_prefixes(prefixes)), None)
-        }
+    let (result, window) = if let Some((_, error)) = ended.failure.take() {
+        (Err(error), Some(lease))
+    } else {
+        // All strips are filled, and no byte between them is missing: each but the last one needed
+        // all of its bytes.
+        let filled = lease.written(ended.filled);
+        let prefixes = joined(std::mem::take(&mut ended.prefixes));
+        (Ok(filled.with_prefixes(prefixes)), None)
     };
     Some(Done {
         extent: shared.extent,

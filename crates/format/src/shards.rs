@@ -70,9 +70,7 @@ fn require_distinct(weight_map: &[(String, usize)]) -> Result<()> {
     }
 }
 
-/// Parses the bytes of an index file, except that it may list a tensor twice: the caller requires
-/// that it does not, while the shards are opened.
-pub fn read_index(bytes: &[u8]) -> Result<Index> {
+fn parse_file(bytes: &[u8]) -> Result<IndexFile> {
     if bytes.len() as u64 > INDEX_BYTES_MAX {
         let found = bytes.len();
         return Err(invalid(format!(
@@ -101,13 +99,18 @@ pub fn read_index(bytes: &[u8]) -> Result<Index> {
         }
         None => return Err(invalid("found a blank index, wanted '{'")),
     }
-    let parsed: IndexFile = serde_json::from_str(text).map_err(|error| match error.classify() {
+    serde_json::from_str(text).map_err(|error| match error.classify() {
         Category::Data => invalid(format!("index: {}", clip(&error.to_string()))),
         Category::Io | Category::Syntax | Category::Eof => {
             invalid(format!("index is not JSON: {}", clip(&error.to_string())))
         }
-    })?;
+    })
+}
 
+/// Parses the bytes of an index file, except that it may list a tensor twice: the caller requires
+/// that it does not, while the shards are opened.
+pub fn read_index(bytes: &[u8]) -> Result<Index> {
+    let parsed = parse_file(bytes)?;
     let WeightMap {
         tensors: mut weight_map,
         shards: written,
@@ -375,15 +378,12 @@ impl Visitor<'_> for &mut ShardNames {
     fn visit_str<E>(self, name: &str) -> Result<usize, E> {
         // Most tensors are in the shard of the one before.
         if self.names.get(self.last).is_none_or(|last| last != name) {
-            self.last = match self.positions.get(name) {
-                Some(known) => *known,
-                None => {
-                    let position = self.names.len();
-                    self.names.push(name.to_owned());
-                    self.positions.insert(name.to_owned(), position);
-                    position
-                }
-            };
+            let next = self.names.len();
+            self.last = self.positions.get(name).copied().unwrap_or(next);
+            if self.last == next {
+                self.names.push(name.to_owned());
+                self.positions.insert(name.to_owned(), next);
+            }
         }
         Ok(self.last)
     }

@@ -60,7 +60,7 @@ pub(super) fn copy(source: &[u8], target: &mut [MaybeUninit<u8>]) {
     // another one.
     unsafe {
         to.cast()
-            .copy_from_nonoverlapping(from.cast::<u8>(), source.len())
+            .copy_from_nonoverlapping(from.cast::<u8>(), source.len());
     };
 }
 

@@ -108,6 +108,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "one strip")]
     fn strips_cover_the_window_without_overlap() {
         // By length of the window and of strips, and number of strips: their ranges.
         let cases: [(usize, usize, &[Range<usize>]); 5] = [

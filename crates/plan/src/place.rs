@@ -4,6 +4,8 @@
 //! offset modulo the alignment of direct I/O. Regions start on a page, so a region simply begins at
 //! an aligned file offset.
 
+use std::ops::Range;
+
 use super::pack::{Packing, to_len};
 use super::split::{Run, runs};
 use super::{Extent, Piece, Plan, RegionPlan, Strides, Target, Wanted};
@@ -108,21 +110,7 @@ fn place(
     let region = plan.regions.len();
     let first_extent = plan.extents.len();
 
-    let (offsets, bytes) = match arrangement {
-        Arrangement::InPlace | Arrangement::Published => {
-            let tensors = run.tensors.iter();
-            let offsets = tensors.map(|&tensor| to_len(wanted[tensor].range.start - start));
-            (offsets.collect(), to_len(end - start))
-        }
-        Arrangement::Packed(_) => {
-            let packed = run
-                .packed
-                .as_ref()
-                .expect("runs are packed if they should be");
-            (packed.offsets().to_vec(), packed.bytes())
-        }
-        Arrangement::Scattered => (vec![0; run.tensors.len()], 0),
-    };
+    let (offsets, bytes) = offsets(wanted, run, arrangement, &(start..end));
     for (&tensor, &offset) in run.tensors.iter().zip(&offsets) {
         plan.targets[tensor] = Target {
             place: Some((region, offset)),
@@ -175,6 +163,29 @@ fn place(
         extents: first_extent..plan.extents.len(),
         tensors: u32::try_from(run.tensors.len()).expect("headers of files list fewer"),
     });
+}
+
+/// Returns the offset of each tensor of a run in its region, and the region's size. `span` is the
+/// part of the source that is read.
+fn offsets(
+    wanted: &[Wanted],
+    run: &Run,
+    arrangement: Arrangement,
+    span: &Range<u64>,
+) -> (Vec<usize>, usize) {
+    match arrangement {
+        Arrangement::InPlace | Arrangement::Published => {
+            let tensors = run.tensors.iter();
+            let offsets = tensors.map(|&tensor| to_len(wanted[tensor].range.start - span.start));
+            (offsets.collect(), to_len(span.end - span.start))
+        }
+        Arrangement::Packed(_) => {
+            let packed = run.packed.as_ref();
+            let packed = packed.expect("runs are packed if they should be");
+            (packed.offsets().to_vec(), packed.bytes())
+        }
+        Arrangement::Scattered => (vec![0; run.tensors.len()], 0),
+    }
 }
 
 /// Places a slice with gaps, which is alone in its region. Gaps worth reading are read; the wanted

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use tload_format::Band;
+
 use super::share::{Need, bands};
 
 /// Most runs of slices that are listed for one plan. Slices that repeat alike are counted without.
@@ -36,7 +38,7 @@ impl Counter {
             return one.bytes();
         }
         if let Some(bands) = bands(overlapping) {
-            return bands.iter().map(|band| band.bytes()).sum();
+            return bands.iter().map(Band::bytes).sum();
         }
         let runs = overlapping
             .iter()

@@ -18,6 +18,10 @@ impl EarlyStart {
     /// Begins to prepare a load of `locations` to the GPUs `ordinals`. Returns `None` if nothing
     /// is prepared. Errors are those of the load, at its own time.
     #[staticmethod]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "arguments from Python are owned"
+    )]
     fn begin(
         locations: Vec<LocationArgument>,
         ordinals: Vec<usize>,

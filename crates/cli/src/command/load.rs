@@ -34,13 +34,12 @@ pub(crate) fn run(
     let device = options::device(&args.device)?;
     let rules = options::device_map(&args.device_map)?;
     let timeout = args.tuning.0.timeout;
-    let ordinal = match device {
-        Device::Cuda(ordinal) => Some(ordinal).filter(|_| args.device_map.is_empty()),
-        _ => None,
+    let ordinals: &[usize] = match &device {
+        Device::Cuda(ordinal) if args.device_map.is_empty() => std::slice::from_ref(ordinal),
+        Device::Cuda(_) | Device::Cpu | _ => &[],
     };
-    let ordinals: Vec<usize> = ordinal.into_iter().collect();
     let locations = options::location(&args.location).into_iter().collect();
-    let early = EarlyStart::begin(&ordinals, locations, &args.tuning.0);
+    let early = EarlyStart::begin(ordinals, locations, &args.tuning.0);
     let checkpoint = open(&args.location, &args.opening, timeout, interrupt)?;
     let loader = Loader::new(checkpoint);
     let loader = match early {

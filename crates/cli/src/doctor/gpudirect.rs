@@ -1,4 +1,4 @@
-//! Readiness for GPUDirect Storage without the kernel module `nvidia-fs`: whether an NVMe disk
+//! Readiness for `GPUDirect` Storage without the kernel module `nvidia-fs`: whether an NVMe disk
 //! could write to GPU memory over the PCI bus (P2PDMA), and if not, why. Loads do not use it.
 //!
 //! Requirements: NVIDIA, "GDS Support for NVMe Drives Using Linux PCI P2PDMA Support", 2026-09. Not
@@ -206,8 +206,8 @@ mod tests {
     /// Returns the finding for that machine with these files in place of its own; a text of `None`
     /// removes the file.
     fn value(changes: &[(&str, Option<&str>)]) -> String {
-        let changed = |path: &str| changes.iter().any(|(other, _)| *other == path);
-        let kept = READY.into_iter().filter(|(path, _)| !changed(path));
+        let is_changed = |path: &str| changes.iter().any(|(other, _)| *other == path);
+        let kept = READY.into_iter().filter(|(path, _)| !is_changed(path));
         let new = changes
             .iter()
             .filter_map(|(path, text)| Some((*path, (*text)?)));

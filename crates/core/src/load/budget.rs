@@ -78,6 +78,18 @@ pub(crate) struct HostBudget {
     pub(crate) staging_max: u64,
 }
 
+impl HostBudget {
+    /// Returns the bytes of shared memory that a rank may keep registered although no region uses
+    /// them: what its slots leave of its budget, since the leader may have freed that memory.
+    pub(crate) fn idle_registered(&self, options: &LoadOptions) -> u64 {
+        if options.memory_limit.is_some() {
+            self.pool
+        } else {
+            RANK_MEMORY_LIMIT.saturating_sub(self.slot * self.slots)
+        }
+    }
+}
+
 impl Demand<'_> {
     /// Returns the host memory budget. `host` is the destination whose tensors live on the host;
     /// `staged` tells whether other tensors pass through staging memory.

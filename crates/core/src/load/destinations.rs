@@ -247,13 +247,10 @@ impl Destinations {
     /// Returns the destinations in memory that a GPU shares with the host and that the load
     /// allocates for it.
     pub(crate) fn indices_shared(&self) -> impl Iterator<Item = usize> {
-        let is_shared = |(index, destination): (usize, &Destination)| match destination {
-            Destination::Cuda(context) if context.memory().kind() == MemoryKind::Shared => {
-                Some(index)
-            }
-            _ => None,
-        };
-        self.list.iter().enumerate().filter_map(is_shared)
+        let is_shared = |destination: &Destination| matches!(destination, Destination::Cuda(context) if context.memory().kind() == MemoryKind::Shared);
+        let list = self.list.iter().enumerate();
+        list.filter(move |(_, destination)| is_shared(destination))
+            .map(|(index, _)| index)
     }
 
     pub(crate) fn sharing(&self) -> Sharing {

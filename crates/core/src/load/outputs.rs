@@ -108,7 +108,7 @@ impl Outputs {
         let host = host_index(destinations);
         let budget = demand.host(host, destinations.staged(), options)?;
         if let Some(leader) = &prepared.leader {
-            leader.keep_registered(idle_registered(&budget, options));
+            leader.keep_registered(budget.idle_registered(options));
         }
         let shared = SharedBudget::new(&demand, destinations, options, host, budget)?;
         let budget = shared.map_or(budget, |shared| shared.host);
@@ -154,16 +154,6 @@ impl Outputs {
             events,
             gate,
         })
-    }
-}
-
-/// Returns the bytes of shared memory that a rank may keep registered although no region uses them:
-/// what its slots leave of its budget, since the leader may have freed that memory.
-fn idle_registered(budget: &HostBudget, options: &LoadOptions) -> u64 {
-    if options.memory_limit.is_some() {
-        budget.pool
-    } else {
-        RANK_MEMORY_LIMIT.saturating_sub(budget.slot * budget.slots)
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn note(destinations: &Destinations, options: &LoadOptions) -> Option
         _ if options.trial.unified => {
             "files leave the page cache, and staging takes at most 64 MiB"
         }
-        _ => "tensors, staging memory and the page cache share it",
+        Sharing::Nothing | Sharing::Copied => "tensors, staging memory and the page cache share it",
     };
     Some(format!(
         "cuda:{ordinal} has no memory of its own, but the host's: {effect}"

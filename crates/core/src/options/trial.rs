@@ -11,6 +11,10 @@ pub const VARIABLE: &str = "TLOAD_TRY";
 
 /// Variants to use in a load. `None` and `false` stand for the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a variant that is tried by itself"
+)]
 pub struct Trial {
     /// Size of the regions of GPU memory that tensors share, bytes.
     pub regions: Option<u64>,

@@ -232,15 +232,15 @@ mod tests {
         if cfg!(any(miri, not(target_os = "linux"))) {
             return;
         }
-        let shares = [0..1, 1..300, 300..301, 500..999];
+        let columns = [0..1, 1..300, 300..301, 500..999];
         let rules = ShareRules {
             all: false,
             alignment: 4096,
             gap_bytes: 0,
         };
-        let wants: Vec<_> = shares.iter().cloned().map(want).collect();
+        let wants: Vec<_> = columns.iter().cloned().map(want).collect();
         let shared = share(&wants, &rules).shared;
-        assert_eq!((shared.len(), shared[0].bands.len()), (1, shares.len()));
+        assert_eq!((shared.len(), shared[0].bands.len()), (1, columns.len()));
         let wanted = Wanted {
             source: 0,
             range: shared[0].range.clone(),
@@ -288,7 +288,7 @@ mod tests {
         }
         let state = bands.state.lock();
         assert!(state.writers.is_empty() && state.windows.is_empty());
-        for (number, columns) in shares.into_iter().enumerate() {
+        for (number, columns) in columns.into_iter().enumerate() {
             let (region, filled) = &regions[&number];
             let rows = (0..ROWS).map(|row| row * COLUMNS);
             let bytes =

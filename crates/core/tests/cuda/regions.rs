@@ -62,7 +62,8 @@ fn receive(files: &Files, mut stream: TensorStream, caller: Caller) -> (Vec<Tens
             wait_until_idle(&stream);
         }
         let Some(tensor) = stream.next() else { break };
-        let tensor = tensor.unwrap_or_else(|error| panic!("{caller:?}: {}", error.chain()));
+        let tensor = tensor.map_err(|error| (caller, error.chain()));
+        let tensor = tensor.expect("loads");
         assert_same(&files.contents, &tensor);
         if matches!(caller, Caller::Keeps) || matches!(caller, Caller::KeepsFew) && count % 40 == 0
         {

@@ -154,6 +154,7 @@ fn loads_to_both_copy_by_a_short_ring() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "a test reads files")]
 fn files_leave_the_page_cache_unless_the_caller_wants_them_there() {
     let cuda = cuda();
     let files = Files::even(4, 8, MIB);
@@ -247,7 +248,7 @@ fn smallest_memory_that_is_accepted_suffices() {
     };
     let (mut least, mut most) = (8 * MIB, 64 * MIB);
     while most - least > 4096 {
-        let middle = (least + most) / 2;
+        let middle = least.midpoint(most);
         match fits(middle) {
             Ok(_) => most = middle,
             Err(_) => least = middle,

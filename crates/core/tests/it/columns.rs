@@ -29,7 +29,7 @@ fn share(count: usize, rank: usize, size: usize) -> Vec<(String, Slice)> {
 }
 
 fn bytes_of(tensors: &[Tensor]) -> u64 {
-    tensors.iter().map(|it| it.byte_len()).sum()
+    tensors.iter().map(Tensor::byte_len).sum()
 }
 
 /// Asserts that the rank took the bytes of its tensors and no others, without a copy.
@@ -125,13 +125,13 @@ fn columns_fill_memory_of_the_caller() {
     let folder = folder();
     let path = folder.path();
     write(&path.join("m.safetensors"), &matrices(2, ROWS, COLUMNS));
-    let loaded = all_good(load_all(4, path, |rank, loader| {
+    let loaded = all_good(load_all(4, path, |rank, it| {
         let targets = ["m0", "m1"].map(|name| (name.to_owned(), lend(ROWS * COLUMNS * 2 / 4)));
-        loader.slices(share(2, rank, 4)).targets(targets)
+        it.slices(share(2, rank, 4)).targets(targets)
     }));
     for (rank, (tensors, report)) in loaded.iter().enumerate() {
-        let loader = Loader::open(location(path)).expect("a good checkpoint");
-        let alone = loader.slices(share(2, rank, 4)).stream().expect("starts");
+        let opened = Loader::open(location(path)).expect("a good checkpoint");
+        let alone = opened.slices(share(2, rank, 4)).stream().expect("starts");
         for alone in alone.collect::<Result<Vec<_>>>().expect("loads") {
             let found = tensors.iter().find(|it| it.name() == alone.name());
             let found = found.expect("loaded too");

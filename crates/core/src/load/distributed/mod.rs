@@ -217,6 +217,24 @@ impl Loader {
         led
     }
 
+    /// Plans the reads of `shared`; publishes whole regions where there is no memory for bands.
+    fn open_reader(
+        &self,
+        shared: &mut SharePlan,
+        dispatcher: &Dispatcher,
+        rank: usize,
+        across: Option<&Across>,
+    ) -> Result<Arc<Reader>> {
+        let open = |shared: &SharePlan| Reader::new(self, shared, dispatcher.clone(), rank, across);
+        let reader = open(shared);
+        let is_full = (reader.as_ref()).is_err_and(|it| it.kind() == ErrorKind::OutOfMemory);
+        // Bands need slots beside their regions; whole regions need none.
+        if is_full && publish_whole(shared) {
+            return open(shared);
+        }
+        reader
+    }
+
     fn lead_node(
         &self,
         dispatcher: &Dispatcher,
@@ -253,19 +271,7 @@ impl Loader {
         let is_apart = across.is_none() && ranks.len() < group.size();
         let reason = (options.share == Share::Cluster && is_apart)
             .then_some("this group cannot send bytes between nodes");
-        let open = |shared: &SharePlan| {
-            Reader::new(self, shared, dispatcher.clone(), group.rank(), across)
-        };
-        let mut reader = open(&shared);
-        if reader
-            .as_ref()
-            .is_err_and(|it| it.kind() == ErrorKind::OutOfMemory)
-            && publish_whole(&mut shared)
-        {
-            // Bands need slots beside their regions; whole regions need none.
-            reader = open(&shared);
-        }
-        let reader = reader?;
+        let reader = self.open_reader(&mut shared, dispatcher, group.rank(), across)?;
         let plans = reader.plans(&wants, &shared, reason)?;
         let joined = across.map(|across| across.cluster.join(dispatcher, group.size()));
         let (others, joined): (Vec<usize>, Vec<_>) =

@@ -19,7 +19,7 @@ use crate::load::prepare::Prepared;
 use crate::load::source_table::Others;
 use crate::memory::{PublishedPool, Region, Slab};
 use crate::options::{LoadOptions, OnPeerLoss, Order};
-use crate::plan::{RankWant, SharePlan};
+use crate::plan::{RankWant, SharePlan, SharedRange};
 use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
 use crate::sink::{PublishSink, PublishedBands, Publisher};
@@ -71,11 +71,9 @@ impl Reader {
         across: Option<&Across>,
     ) -> Result<Arc<Self>> {
         let checkpoint: &OpenedCheckpoint = &loader.checkpoint;
-        let tensors = shared.shared.iter().map(|range| {
-            let info = &checkpoint.tensors()[range.tensor];
-            info.ranged(range.range.clone())
-        });
-        let tensors: Vec<_> = tensors.collect();
+        let infos = checkpoint.tensors();
+        let ranged = |it: &SharedRange| infos[it.tensor].ranged(it.range.clone());
+        let tensors: Vec<_> = shared.shared.iter().map(ranged).collect();
         // Shared memory takes half of the node's limit; the ranks divide the rest. All ranks take
         // regions in file order, so that each finds the next one among those that are kept.
         let mut options = loader.options.with_divided_memory(2);
@@ -119,10 +117,7 @@ impl Reader {
         let given = loader.expectations.as_ref();
         let check = check::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
         // The lane for other nodes waits for these events, and fetches more once there is memory.
-        let events = cluster
-            .as_ref()
-            .map(|cluster| Arc::clone(cluster.events()))
-            .unwrap_or_default();
+        let events = (cluster.as_ref()).map_or_else(Arc::default, |it| Arc::clone(it.events()));
         let of_bands = Arc::clone(&bands);
         let (memory, slab) = published(&prepared, of_bands, &options, Arc::clone(&events))?;
         let pool = memory.pool.clone();

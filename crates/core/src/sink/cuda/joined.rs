@@ -45,19 +45,18 @@ pub(super) fn slot_copies(
     let copies = copies(pieces, shares, room.len(), &address);
     let mut used = 0;
     let slot_copy = |copy: Copy| {
-        let from = match copy.window_offset {
-            Some(offset) => Place::Window(offset..offset + copy.len),
-            None => {
-                let joined = used..used + copy.len;
-                used = joined.end;
-                let to = &mut room[joined.clone()];
-                for piece in &pieces[copy.pieces] {
-                    let offset = usize::try_from(address(piece) - copy.to).expect("in the copy");
-                    let bytes = &read[piece.extent_offset..piece.extent_offset + piece.len];
-                    to[offset..offset + piece.len].copy_from_slice(bytes);
-                }
-                Place::Room(joined)
+        let from = if let Some(offset) = copy.window_offset {
+            Place::Window(offset..offset + copy.len)
+        } else {
+            let joined = used..used + copy.len;
+            used = joined.end;
+            let to = &mut room[joined.clone()];
+            for piece in &pieces[copy.pieces] {
+                let offset = usize::try_from(address(piece) - copy.to).expect("in the copy");
+                let bytes = &read[piece.extent_offset..piece.extent_offset + piece.len];
+                to[offset..offset + piece.len].copy_from_slice(bytes);
             }
+            Place::Room(joined)
         };
         SlotCopy { from, to: copy.to }
     };
