@@ -196,7 +196,7 @@ def test_old_torch_refuses_what_ranks_share_before_the_load(path: Path) -> None:
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_ranks_receive_their_columns_without_a_copy(tmp_path: Path, private: bool) -> None:
+def test_ranks_receive_their_columns_without_a_copy(tmp_path: Path, *, private: bool) -> None:
     numpy = require("numpy")
     raw = tile(1, 2048 * 512 * 4)
     path = tmp_path / "matrix.safetensors"

@@ -480,17 +480,15 @@ impl Filled {
     /// join some of the former. None if the window is no slot.
     #[inline]
     pub fn with_room(&mut self) -> (&[u8], &mut [u8]) {
-        let (start, len) = (self.lease.start, self.lease.len);
-        let room = self.slot_len() - len;
+        let window_len = self.lease.len;
+        let room = self.slot_len() - window_len;
         // SAFETY: inside the slot, or at its end.
-        let behind = unsafe { start.add(len) };
+        let behind = unsafe { self.lease.start.add(window_len) };
         // SAFETY: slots lie in mappings, whose bytes the system has initialised; the slot belongs
         // to this lease alone, and `&mut self` makes the access exclusive. The bytes that were read
-        // end before these.
+        // end before these, or are elsewhere.
         let behind = unsafe { std::slice::from_raw_parts_mut(behind.as_ptr(), room) };
-        // SAFETY: as in `bytes`.
-        let read = unsafe { std::slice::from_raw_parts(start.as_ptr(), self.len) };
-        (read, behind)
+        (self.bytes(), behind)
     }
 
     /// Bytes behind the window, as [`Self::with_room`] returns them.

@@ -197,6 +197,8 @@ impl Drop for SlotGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::ptr::NonNull;
+
     use super::*;
 
     #[test]
@@ -225,5 +227,18 @@ mod tests {
             .expect("free")
             .fill_from(&[3]);
         assert!(whole.with_room().1.is_empty() && whole.room().is_empty());
+    }
+    #[test]
+    fn bytes_elsewhere_are_read_beside_the_room() {
+        let slab = Slab::new(8192, 1, Arc::default()).expect("maps");
+        let bytes: Arc<[u8]> = vec![7; 4000].into();
+        let start = NonNull::from(&bytes[..]).cast();
+        let lease = slab.try_lease(5000).expect("free");
+        // SAFETY: the bytes live as long as their owner, and nothing writes to them.
+        let mut filled = unsafe { lease.filled_elsewhere(start, bytes.len(), Arc::new(bytes)) };
+        let (read, room) = filled.with_room();
+        assert_eq!(read, [7; 4000]);
+        room.fill(1);
+        assert_eq!(filled.bytes(), [7; 4000]);
     }
 }
