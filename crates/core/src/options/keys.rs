@@ -516,7 +516,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("    ")?.split_once(": "))
             .map(|(name, _)| name)
-            .filter(|name| *name != "trial")
+            .filter(|name| *name != "trial" && !name.starts_with(' '))
             .collect();
         let mut names: Vec<_> = LoadOptions::KEYS.iter().map(|key| key.name).collect();
         names.sort_by_key(|name| fields.iter().position(|field| field == name));
