@@ -255,6 +255,7 @@ impl Lease {
     ///
     /// They must be initialised, readable while `owner` lives, and nothing may write to them
     /// meanwhile.
+    #[doc(hidden)]
     pub unsafe fn filled_elsewhere(
         self,
         start: NonNull<u8>,
@@ -440,6 +441,7 @@ impl Filled {
     }
 
     /// Returns whether the bytes are in other memory than the window.
+    #[doc(hidden)]
     #[inline]
     pub fn is_elsewhere(&self) -> bool {
         self.elsewhere.is_some()
@@ -478,6 +480,7 @@ impl Filled {
 
     /// Bytes that were read, and those of the slot behind the window, which have any value: room to
     /// join some of the former. None if the window is no slot.
+    #[doc(hidden)]
     #[inline]
     pub fn with_room(&mut self) -> (&[u8], &mut [u8]) {
         let window_len = self.lease.len;
@@ -492,6 +495,7 @@ impl Filled {
     }
 
     /// Bytes behind the window, as [`Self::with_room`] returns them.
+    #[doc(hidden)]
     #[inline]
     pub fn room(&self) -> &[u8] {
         let (start, len) = (self.lease.start, self.lease.len);

@@ -33,6 +33,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view, without strips, and if the window is too short for them.
+    #[doc(hidden)]
     pub fn split<T>(
         self,
         bytes: usize,
