@@ -49,6 +49,7 @@ pub trait Window {
     fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8];
 }
 
+#[doc(hidden)]
 impl Window for Lease {
     fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         Self::bytes_mut(self, range)
