@@ -103,13 +103,16 @@ impl Copiers {
     }
 }
 
+/// Returns the error of a job of which a copy has panicked.
+pub fn copy_panicked() -> Error {
+    Error::new(ErrorKind::Io, "a copying thread panicked")
+        .with_hint("this is a bug in tload; please report it")
+}
+
 fn serve(work: &Work<(usize, CopyTask)>, done: &Sender<Done>, events: &EventCount) {
     while let Some((extent, copy)) = work.take() {
-        let one = catch_unwind(AssertUnwindSafe(copy)).unwrap_or_else(|_| {
-            let error = Error::new(ErrorKind::Io, "a copying thread panicked")
-                .with_hint("this is a bug in tload; please report it");
-            Some(Done::failed(extent, error))
-        });
+        let one = catch_unwind(AssertUnwindSafe(copy))
+            .unwrap_or_else(|_| Some(Done::failed(extent, copy_panicked())));
         let Some(one) = one else { continue };
         if done.send(one).is_err() {
             return;

@@ -57,7 +57,7 @@ mod work;
 pub(crate) use tload_base::{crc, error, sync};
 pub(crate) use {tload_memory as memory, tload_storage as storage};
 
-pub use copiers::{Copiers, CopyTask};
+pub use copiers::{Copiers, CopyTask, copy_panicked};
 pub use fill::{Fill, Read, Step, Window};
 pub use pread::PreadEngine;
 pub use setup::{EngineSetup, Refusal, RingProbe};

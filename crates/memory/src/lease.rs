@@ -38,6 +38,8 @@ pub struct Lease {
     destination: Option<Box<Lease>>,
     /// CRC that the bytes are compared by.
     crc: Option<Polynomial>,
+    /// The bytes are digested next.
+    is_checked: bool,
 }
 
 /// Owner that keeps the window's memory alive.
@@ -70,6 +72,7 @@ impl Lease {
             private: false,
             destination: None,
             crc: None,
+            is_checked: false,
         }
     }
 
@@ -79,6 +82,13 @@ impl Lease {
     pub fn on_the_way_to(mut self, destination: Self) -> Self {
         self.destination = Some(Box::new(destination));
         self
+    }
+
+    /// Declares that the bytes are digested as soon as the window is filled.
+    #[doc(hidden)]
+    #[inline]
+    pub fn checked(&mut self) {
+        self.is_checked = true;
     }
 
     /// Asks the engine for CRCs of the bytes, which it may compute while they are in the core's
@@ -306,7 +316,7 @@ impl Lease {
     #[doc(hidden)]
     #[inline]
     pub fn is_read_soon(&self) -> bool {
-        self.crc.is_some() || matches!(self.owner, Owner::Slot(_))
+        self.is_checked || matches!(self.owner, Owner::Slot(_))
     }
 }
 

@@ -20,9 +20,10 @@ impl Packing {
     /// `benches/results/16core-h100-2026-11-28`.)
     pub const REGION_BYTES: u64 = 64 << 20;
 
-    /// Default alignment: vector loads of kernels, matrix products of libraries and bulk copies of
-    /// the device require it of the start of a tensor. The lengths of small tensors are often odd
-    /// multiples of it, and then one copy moves several.
+    /// Default alignment: vector loads of 16 bytes, matrix products of libraries and most bulk
+    /// copies of the device require it of the start of a tensor. (Tensor maps of mixed 4-bit and
+    /// 6-bit formats, and interleaved ones, require 32: `cuTensorMapEncodeTiled`.) The lengths of
+    /// small tensors are often odd multiples of it, and then one copy moves several.
     pub const ALIGNMENT: usize = 16;
 }
 

@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use super::place::ALIGNMENT_MIN;
-use super::split::published_bytes_max;
+use super::split::{PUBLISHED_REGIONS, published_bytes_max};
 use super::{Band, JointRange, Strides, unique};
 
 /// Slices and shared ranges below this length, bytes, are joined with those that they touch: one
@@ -237,11 +237,17 @@ impl SharePlan {
     fn settle(&mut self) {
         let len = |it: &SharedRange| it.range.end - it.range.start;
         let least = published_bytes_max(self.shared.iter().map(len).sum());
+        let mut regions = 0;
         for it in &mut self.shared {
             it.ranks.sort_unstable();
             it.ranks.dedup();
             let is_dense = matches!(&it.bands[..], [one] if one.bytes() >= len(it) / 5 * 4);
             if is_dense || len(it) < least || it.common.is_some() {
+                it.bands.clear();
+            }
+            regions += it.bands.len();
+            if regions > PUBLISHED_REGIONS {
+                // Each rank knows of all regions, and maps those that it keeps.
                 it.bands.clear();
             }
         }

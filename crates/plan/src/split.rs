@@ -16,9 +16,10 @@ use super::{Arrangement, Layout, Wanted};
 /// (`benches/results/`).
 pub(super) const SHARED_BYTES_MAX: u64 = 1 << 20;
 
-/// Number of published regions above which more tensors share one: each rank maps every region
+/// Number of published regions above which more tensors share one, and above which ranks get no
+/// regions of their own columns: each rank maps every region
 /// that it keeps, and Linux limits a process to 65,530 mappings (`vm.max_map_count`).
-const PUBLISHED_REGIONS: u64 = 16_384;
+pub(super) const PUBLISHED_REGIONS: usize = 16_384;
 
 /// Tensors that share one region, as indices into the wanted list, and the span of the source that
 /// holds them.
@@ -70,7 +71,7 @@ impl Run {
 /// Returns the length from which on each of the published tensors, `total_bytes` together, has a
 /// separate region.
 pub(super) fn published_bytes_max(total_bytes: u64) -> u64 {
-    SHARED_BYTES_MAX.max(u64::div_ceil(total_bytes, PUBLISHED_REGIONS))
+    SHARED_BYTES_MAX.max(u64::div_ceil(total_bytes, PUBLISHED_REGIONS as u64))
 }
 
 /// Groups the tensors, which must come in file order, into runs. Tensors without bytes are in none.

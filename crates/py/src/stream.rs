@@ -78,8 +78,10 @@ impl Stream {
         };
         // Before a tensor is taken, which an exception of a handler would lose.
         events::forward(py)?;
-        if let Some(tensor) = self.receive_ready(py)? {
-            return Ok(Some(tensor));
+        if let Some(tensor) = self.receive_ready(py)?
+            && tensor.target().is_none()
+        {
+            return Ok(Some(Tensor::new(tensor, &self.empties)));
         }
         loop {
             let step = deadline.map_or(SIGNAL_STEP, |deadline| {
@@ -144,7 +146,7 @@ impl Stream {
         self.check_receiving(py)?;
         events::forward(py)?;
         if let Some(tensor) = self.receive_ready(py)? {
-            return Ok(Some(tensor));
+            return Ok(Some(Tensor::new(tensor, &self.empties)));
         }
         let ready = self.ready()?;
         ready.reset()?;
@@ -310,10 +312,10 @@ impl Stream {
         })
     }
 
-    /// Returns the next tensor in memory of the load, if it is ready, without detaching from the
+    /// Returns the next tensor, if it is ready, without detaching from the
     /// interpreter: each time, another thread could keep its lock for milliseconds. Waits for no
     /// thread that may be receiving.
-    fn receive_ready(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
+    fn receive_ready(&self, py: Python<'_>) -> PyResult<Option<tload::Tensor>> {
         let mut running = self.running.try_lock().ok();
         let mut stream = running.as_mut().and_then(|running| running.as_mut());
         let Some(tensor) = stream.as_mut().and_then(|stream| stream.take_ready()) else {
@@ -327,8 +329,7 @@ impl Stream {
             // Ctrl-C takes precedence over a tensor that is ready.
             self.raised.check(py)?;
         }
-        let is_in_target = tensor.target().is_some();
-        Ok((!is_in_target).then(|| Tensor::new(tensor, &self.empties)))
+        Ok(Some(tensor))
     }
 
     fn receiving_on(&self, thread: Option<ThreadId>) {

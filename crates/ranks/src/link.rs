@@ -401,6 +401,10 @@ impl Inner {
                     view.show(&memory)?;
                     if let Some(listener) = &self.listener {
                         listener.shown(region, memory.as_fd());
+                        // Its last use may have ended meanwhile.
+                        if self.state.lock().regions[region].view.is_none() {
+                            listener.released(region);
+                        }
                     }
                     self.state.lock().regions[region].is_here = true;
                 }

@@ -256,7 +256,7 @@ def _load(
     device, device_map = placement(kwargs.get("device_map"), checkpoint)
     is_alone = group is None and options is None and not is_whole_read
     is_mapped = is_alone and device == "cpu" and not device_map and _may_be_mapped(checkpoint)
-    ahead = Options(cache="map") if is_mapped else _with_small_regions(options, kwargs)
+    ahead = Options(cache="map") if is_mapped else _with_small_regions(options)
     names = in_order_of_use(checkpoint)
     feed = Feed(checkpoint, names, read, device=device, device_map=device_map, options=ahead, group=group)
     # Tensors of a group cannot be written to, and a part would keep the memory of a whole one.
@@ -270,16 +270,15 @@ def _load(
         feed.close()
 
 
-def _with_small_regions(options: Options | None, kwargs: dict[str, Any]) -> Options | None:
-    """Return the options for reading to a GPU: with small regions if the model may be quantized there.
+def _with_small_regions(options: Options | None) -> Options:
+    """Return the options for reading to a GPU, with regions of 1 MiB unless the caller set them.
 
-    Quantized weights replace those that were loaded, and the tensors that stay as they are would
-    retain their memory.
+    transformers casts, quantizes and merges tensors (experts, for one), and so replaces those that
+    were loaded. The tensors of a region that stay as they are would retain the memory of the others.
+    `save_pretrained` also clones tensors that share a storage.
     """
-    config = kwargs.get("config")
-    quantization = kwargs.get("quantization_config") or getattr(config, "quantization_config", None)
-    if quantization is None or resolve(options, OptionKeywords()).region_bytes is not None:
-        return options
+    if resolve(options, OptionKeywords()).region_bytes is not None:
+        return options or Options()
     return dataclasses.replace(options or Options(), region_bytes="1 MiB")
 
 

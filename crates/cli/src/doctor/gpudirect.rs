@@ -72,15 +72,25 @@ pub(super) fn finding(system: &System) -> Finding {
 pub(super) fn disk(system: &System, device: (u32, u32)) -> Option<Finding> {
     system.read(format!("{DRIVER}/version")).ok()?;
     let value = match Disk::for_device(system, device).map(|disk| disk.name) {
+        Some(name) if name.starts_with("nvme") && is_remote(system, &name) => {
+            format!("{name} cannot: it is behind a network")
+        }
         Some(name) if name.starts_with("nvme") => format!("{name} can"),
         Some(name) if name.starts_with("md") => format!("{name} cannot: it is a RAID"),
         Some(name) if name.starts_with("dm-") => {
             format!("{name} cannot: it is a mapped device, such as an encrypted or logical volume")
         }
         Some(name) => format!("{name} cannot: it is no NVMe disk"),
-        None => "the file system cannot: it has no disk of its own".to_owned(),
+        None => "unknown: the file system names no disk of its own".to_owned(),
     };
     Some(Finding::ok("gpudirect_disk", "disk to GPU memory", value))
+}
+
+/// Returns whether the controller of a disk such as `nvme0n1` is not on the PCI bus.
+fn is_remote(system: &System, disk: &str) -> bool {
+    let number = disk["nvme".len()..].split('n').next().unwrap_or_default();
+    let transport = system.read(format!("sys/class/nvme/nvme{number}/transport"));
+    transport.is_ok_and(|transport| transport != "pcie")
 }
 
 /// Checks a text such as
@@ -125,7 +135,8 @@ fn check_kernel(missing: &mut Missing, system: &System) {
         // Without privileges, the addresses of symbols are zeros, but they have their names.
         let symbols = system.read("proc/kallsyms").ok();
         let symbols = symbols.filter(|symbols| !symbols.is_empty())?;
-        Some(symbols.contains("p2pdma"))
+        // Other symbols of the name exist without it.
+        Some(symbols.contains("pci_p2pdma_add_resource"))
     });
     let subject = "CONFIG_PCI_P2PDMA of the kernel, since /boot and /proc/kallsyms hide it";
     missing.check(
@@ -185,7 +196,7 @@ mod tests {
     const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@x)\nGCC version:  gcc version 13.3.0\n";
     const BARS: &str = "0x00000000fa000000 0x00000000faffffff 0x0000000000040200\n0x000000e000000000 0x000000ffffffffff 0x000000000014220c\n0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
     const SYMBOLS: &str =
-        "0000000000000000 T pci_disable_device\n0000000000000000 d p2pdma_pgmap_ops\n";
+        "0000000000000000 T pci_disable_device\n0000000000000000 T pci_p2pdma_add_resource\n";
     const STATIC: &str = "ResmanDebugLevel: 4294967295\nRegistryDwords: \"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"\n";
 
     /// Files of a machine on which it would work.
@@ -268,7 +279,7 @@ mod tests {
             ),
             (
                 "proc/kallsyms",
-                "0000000000000000 T pci_disable_device\n",
+                "0000000000000000 T dma_pci_p2pdma_supported\n",
                 "the kernel is built without CONFIG_PCI_P2PDMA",
             ),
             (
@@ -364,6 +375,8 @@ mod tests {
         let folder = |name: &str, driver: bool| {
             let queue = format!("sys/devices/{name}/queue/nr_requests");
             let mut files = vec![(queue.as_str(), "1\n"), ("sys/dev/block/.keep", "")];
+            files.push(("sys/class/nvme/nvme0/transport", "pcie\n"));
+            files.push(("sys/class/nvme/nvme12/transport", "tcp\n"));
             if driver {
                 files.push(READY[0]);
             }
@@ -374,6 +387,7 @@ mod tests {
         };
         for (name, expected) in [
             ("nvme0n1", "nvme0n1 can"),
+            ("nvme12n3", "nvme12n3 cannot: it is behind a network"),
             ("md0", "md0 cannot: it is a RAID"),
             ("sda", "sda cannot: it is no NVMe disk"),
         ] {

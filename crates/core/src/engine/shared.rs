@@ -10,8 +10,9 @@
 )]
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::reread::{self, RereadSetup, Rereads, Waiting, fell_behind};
 use super::{Done, Engine, Job, Wait, cancelled};
@@ -21,7 +22,7 @@ use crate::plan::Plan;
 use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
-use tload_engine::{Copiers, CopyTask};
+use tload_engine::{Copiers, CopyTask, copy_panicked};
 use tload_ranks::{Availability, Link};
 use tload_registered::RegisteredRegions;
 
@@ -171,6 +172,7 @@ struct Striped {
     needed: usize,
     /// Number of bytes that have been copied.
     copied: AtomicUsize,
+    has_panicked: AtomicBool,
 }
 
 /// Returns the copies of a job from the view of its region: a long one is divided among threads.
@@ -184,7 +186,8 @@ fn copies(
     let extent = plan.extents.get(job.extent);
     let is_slice = extent.is_some_and(|extent| plan.slice_in(extent).is_some());
     let strip_bytes = setup.strip_bytes.max(1);
-    let count = job.needed.div_ceil(strip_bytes);
+    // The last strip ends with the window, which is longer by the pages at its edges.
+    let count = job.needed / strip_bytes;
     let (setup, view) = (Arc::clone(setup), Arc::clone(view));
     if is_slice || threads == 0 || count < 2 {
         return vec![Box::new(move || Some(copy(&setup, &view, job)))];
@@ -194,6 +197,7 @@ fn copies(
         start: usize::try_from(job.offset).expect("inside a mapping"),
         needed: job.needed,
         copied: AtomicUsize::new(0),
+        has_panicked: AtomicBool::new(false),
     };
     let strips = job.lease.split(strip_bytes, count, striped);
     let copy = |strip| -> CopyTask {
@@ -205,7 +209,11 @@ fn copies(
 
 /// Copies one strip of a job, unless the load is over. The last one returns the result.
 fn copy_strip(setup: &SharedSetup, view: &SharedView, mut strip: Strip<Striped>) -> Option<Done> {
-    if !setup.reread.cancel.is_cancelled() {
+    // A job has one result, so a strip that panics joins like the others.
+    let copied = catch_unwind(AssertUnwindSafe(|| {
+        if setup.reread.cancel.is_cancelled() {
+            return;
+        }
         let (range, job) = (strip.range(), strip.shared());
         let len = job.needed.min(range.end) - range.start;
         let start = job.start + range.start;
@@ -214,9 +222,15 @@ fn copy_strip(setup: &SharedSetup, view: &SharedView, mut strip: Strip<Striped>)
         let bytes = unsafe { view.bytes(start..start + len) };
         strip.bytes_mut(0..len).copy_from_slice(bytes);
         strip.shared().copied.fetch_add(len, Ordering::Relaxed);
+    }));
+    if copied.is_err() {
+        strip.shared().has_panicked.store(true, Ordering::Relaxed);
     }
     // The last one to join sees what the others have counted.
     let (lease, job) = strip.join()?;
+    if job.has_panicked.into_inner() {
+        return Some(Done::failed(job.extent, copy_panicked()));
+    }
     if job.copied.into_inner() < job.needed {
         return Some(Done::failed(job.extent, cancelled()));
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::engine::{Done, Engine, Job, Transfer, Wait};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Shown, Strides};
 use crate::memory::{Filled, Slab};
 use crate::sync::cancel::CancelFlag;
@@ -15,7 +15,7 @@ use crate::sync::cancel::CancelFlag;
 const SLOT_BYTES: usize = 4 << 20;
 
 /// Number of slots of an engine. They are not part of the budget, as the bytes beside it are not;
-/// few ranks lose their leader.
+/// few ranks lose their leader, or fall behind it.
 const SLOTS: usize = 4;
 
 /// Bytes of a source that a region holds, one behind the other.
@@ -202,6 +202,14 @@ impl Engine for PackedEngine {
                 self.take(read, done);
             }
             self.begin();
+            if self.inner.in_flight() == 0 {
+                // No slot came back: the engine below has given up the memory of its reads.
+                for extent in self.waiting.drain(..) {
+                    self.tasks.remove(&extent);
+                    let error = Error::new(ErrorKind::Io, "no memory is left to read columns with");
+                    done.push(Done::failed(extent, error));
+                }
+            }
             if wait == Wait::No || done.len() > before || self.in_flight() == 0 {
                 return;
             }
@@ -228,7 +236,6 @@ impl fmt::Debug for PackedEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Error, ErrorKind};
     use crate::format::{Indices, Slice};
 
     const ROWS: usize = if cfg!(miri) { 40 } else { 12_000 };

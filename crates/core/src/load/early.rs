@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::budget::raw_bytes;
 use super::lane::caught;
-use crate::cuda::Context;
+use crate::cuda::{Context, MemoryKind};
 use crate::engine::copiers_for;
 use crate::memory::cgroup::cgroup_memory;
 use crate::memory::{Staging, StagingNeed, release_untaken_staging};
@@ -29,8 +29,8 @@ const EXTENT_BYTES: u64 = 4 << 20;
 /// for each of these reads.
 const DISK_BYTES: u64 = 80 << 20;
 
-/// Part of a slot beside its extent, bytes: a page at each edge.
-const EDGES_BYTES: u64 = 8 << 10;
+/// Part of a slot beside its extent, bytes: a page at each edge, and room to join small tensors.
+const EDGES_BYTES: u64 = (1 << 20) + (8 << 10);
 
 /// Contexts and memory that a thread prepares for one load. Clones share them; the last one frees
 /// what no load has taken.
@@ -168,6 +168,7 @@ impl Owner {
     fn end(&self) {
         if let Some(shared) = self.shared() {
             let before = std::mem::replace(&mut *shared.state.lock(), State::Abandoned);
+            shared.changed.notify_all();
             // The lock is released first, because unpinning takes a while.
             drop(before);
         }
@@ -203,12 +204,19 @@ impl Prepared {
             .filter_map(|ordinal| Context::open(*ordinal).ok())
             .collect();
         let staging = match &contexts[..] {
-            // With several GPUs, the load decides which one the memory is near to.
-            [context] if ordinals.len() == 1 => staging(context, locations, sizing),
+            // With several GPUs, the load decides which one the memory is near to; in memory that a
+            // GPU shares, how much there is.
+            [context] if ordinals.len() == 1 && !is_shared(context) => {
+                staging(context, locations, sizing)
+            }
             _ => None,
         };
         Self { staging, contexts }
     }
+}
+
+fn is_shared(context: &Context) -> bool {
+    context.memory().kind() == MemoryKind::Shared
 }
 
 /// Allocates as much staging memory as a load of `locations` needs at least.

@@ -32,8 +32,9 @@ use crate::tensor::Tensor;
 /// cheaper to fill than more memory. (64 MiB were enough, 2026-11, `benches/results/`.)
 const WINDOW_BYTES: u64 = 128 << 20;
 
-/// Bytes of slots from which the leader of a node scatters what it copies from the page cache: few
-/// enough to be in a shared cache of the cores. (2026-11.)
+/// Bytes of slots from which the leader of a node scatters what it copies from the page cache, or
+/// half of what is in flight if that is more: few enough to be in a shared cache of the cores.
+/// (2026-11.)
 const SCATTERED_BYTES: u64 = 16 << 20;
 
 /// Memory and sinks of one load.
@@ -301,7 +302,8 @@ pub(crate) fn published(
     let group = cgroup_memory(Path::new("/"));
     let (staged, reads) = if prepared.copies_page_cache() {
         let most = options.memory_limit.unwrap_or(u64::MAX) / 4;
-        (SCATTERED_BYTES.min(most), 0)
+        let bytes = SCATTERED_BYTES.max(prepared.in_flight_bytes() / 2);
+        (bytes.min(most), 0)
     } else {
         (prepared.in_flight_bytes(), prepared.reads_in_flight())
     };

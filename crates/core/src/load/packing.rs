@@ -55,10 +55,15 @@ impl RegionNeed {
         let limit = options.device_memory_limit;
         let budget = limit.unwrap_or_else(|| self.default_budget(options));
         let by_sources = budget / (2 * self.sources.max(1));
+        // One that the caller has received and not dropped is beside the budget, unless the budget
+        // has to shrink anyway.
+        let beside = free.filter(|free| *free >= budget);
+        let beside = beside.map_or(u64::MAX, |free| (free - budget).max(SHARED_BYTES));
         let region_bytes = self
             .wanted(options)
             .min(budget / REGIONS_MIN)
             .min(free.map_or(u64::MAX, |free| free / REGIONS_FREE_MIN))
+            .min(beside)
             .min(by_sources.max(SHARED_BYTES));
         let alignment = options.trial.align;
         let alignment = alignment.and_then(|bytes| usize::try_from(bytes).ok());

@@ -201,7 +201,7 @@ impl LoadOptions {
             name: "region_bytes",
             flag: Some("region-bytes"),
             kind: ANY_BYTES,
-            default: "64 MiB; less if --device-memory-limit or the free memory is small",
+            default: "64 MiB; less if --device-memory-limit or the free memory is small, or many files are read at once",
             summary: "Maximum bytes of a region of GPU memory that several tensors share, and so the most \
                 that a kept tensor retains besides its own memory",
             field: field!(optional region_bytes),

@@ -36,7 +36,8 @@ pub struct Trial {
     pub register: bool,
     /// Lanes, staging and copiers keep to the NUMA node of their GPU.
     pub numa: bool,
-    /// Devices that share the host's memory are treated as such.
+    /// Loads to devices that share the host's memory keep out of the page cache, stage little, and
+    /// copy nothing where the device can read what was read.
     pub unified: bool,
 }
 

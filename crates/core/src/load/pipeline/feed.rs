@@ -465,8 +465,10 @@ impl Feed {
         };
         let extent = &plan.extents[extent_index];
         let mut lease = self.lease(extent_index, &mut writers[extent.region], slab.as_ref());
-        let check = self.check.as_ref();
-        lease.want_crc(check.and_then(|check| check.polynomial(extent)));
+        if let Some(check) = &self.check {
+            lease.checked();
+            lease.want_crc(check.polynomial(extent));
+        }
         state.reads.began(extent_index, group, now);
         Ok(NextJob::Job(Job {
             extent: extent_index,

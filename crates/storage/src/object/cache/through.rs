@@ -36,8 +36,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// waking a thread and waiting for the disk.
 const WRITTEN_TOGETHER: usize = 4;
 
-/// Time since the last write after which the next full buffer is written at once. The loads that
-/// wait for its tiles, and a process that is killed, notice little of the delay.
+/// Time since the last write after which the next full buffer is written at once, so that loads
+/// that wait for its tiles wait little. A response that stalls keeps up to three full buffers until
+/// it goes on, fails, or the disk's buffers become few.
 const HELD_MAX: Duration = Duration::from_millis(if cfg!(test) { 3_600_000 } else { 500 });
 
 impl ObjectSource {
