@@ -48,18 +48,18 @@ def _ordinals(device: object, device_map: Mapping[str, object] | None, framework
     return sorted(found)
 
 
-_ORDINALS = 100_000
-"""No machine has so many GPUs; the load refuses other numbers."""
+_DIGITS = 5
+"""Most digits of the number of a GPU; the load refuses longer ones."""
 
 
 def _ordinal(device: object, framework: Framework) -> int | None:
     if isinstance(device, int) and not isinstance(device, bool):
-        return device if 0 <= device < _ORDINALS else None
+        return device if 0 <= device < 10**_DIGITS else None
     kind, _, ordinal = str(device).partition(":")
     if kind != "cuda":
         return None
     if ordinal:
-        return _ordinal(int(ordinal), framework) if ordinal.isdecimal() and len(ordinal) < 6 else None
+        return _ordinal(int(ordinal), framework) if ordinal.isdecimal() and len(ordinal) <= _DIGITS else None
     torch = sys.modules.get("torch") if framework == "torch" else None
     # Before torch has initialized CUDA, its current device is the first.
     is_initialized = torch is not None and torch.cuda.is_initialized()

@@ -36,7 +36,8 @@ EXTENT_BYTES_MAX = 1 << 30
 
 REGION_BYTES = 2 << 20
 """Memory that a load needs beside its largest tensor: small neighbours share up to about 1 MiB (on
-a GPU an eighth of the limit), and sizes are rounded up to pages. runai_model_streamer takes 4 MiB per buffer for the same reason."""
+a GPU an eighth of the limit), and sizes are rounded up to pages. runai_model_streamer takes 4 MiB
+per buffer for the same reason."""
 
 STAGING_BYTES = 64 << 20
 """Minimum host memory on the way to a GPU: a few reads of the largest size."""
