@@ -12,7 +12,7 @@ use crate::sync::lock::Mutex;
 use tload_cuda::Context;
 
 /// Identity of shared memory while a mapping keeps it: its device and inode.
-type Identity = (u64, u64);
+type Identity = (rustix::fs::Dev, u64);
 
 /// Number of times that a load has used registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
