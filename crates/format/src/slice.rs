@@ -564,7 +564,7 @@ mod tests {
 
     #[test]
     fn columns_of_packed_columns_are_found() {
-        // Of columns 1 to 4 of rows of 10 bytes, the last two.
+        // The last two of columns 1 to 4, in rows of 10 bytes.
         let columns = |columns: Range<usize>| {
             let cut = Slice(vec![steps(0, 3, 1), columns.into()]).cut(&[3, 10], 8);
             cut.expect("inside").strides.expect("has gaps")

@@ -52,7 +52,7 @@ impl Cores {
             .into_iter()
             .flatten()
             .flatten();
-        // The same list for all threads of a core. Entries that are no CPU have none.
+        // All threads of a core have the same list. Entries other than CPUs have none.
         let lists = cpus.filter_map(|cpu| {
             std::fs::read_to_string(cpu.path().join("topology/thread_siblings_list")).ok()
         });

@@ -347,7 +347,7 @@ mod tests {
         }
         let first = done[&usize::MAX].result.as_ref().expect("read");
         assert!(first.bytes().iter().copied().eq((0..100).map(byte)));
-        // What lies between the columns is read, too.
+        // Bytes between the columns are also read.
         let read = done.values().map(|done| done.transfer.direct_bytes);
         assert!(read.sum::<u64>() > ((ROWS - 1) * COLUMNS) as u64);
     }

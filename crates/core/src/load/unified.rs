@@ -281,7 +281,7 @@ mod tests {
                 "{sharing:?}"
             );
         }
-        // What the caller has chosen.
+        // The caller's choices stay.
         for cache in [CacheMode::Buffered, CacheMode::Direct, CacheMode::Map] {
             let given = options(true, cache, Some(64), Some(5), Some(3));
             let adapted = adapted(given, Sharing::InPlace);

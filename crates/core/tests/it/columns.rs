@@ -99,7 +99,7 @@ fn ranks_may_want_columns_rows_and_everything() {
             single: false,
         },
     ]);
-    // What each rank wants of the first matrix; of the second one, columns of its own.
+    // Columns of the first matrix that each rank loads. Of the second one, each has its own.
     let wants = [
         None,
         Some(columns(1, 0..256).remove(0).1),

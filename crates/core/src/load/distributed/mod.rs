@@ -264,8 +264,8 @@ impl Loader {
         }
         let across = across.as_deref();
         if across.is_some() {
-            // What other nodes send goes to regions that are whole, and slots that it would wait in
-            // might be missing for what they wait for.
+            // Bytes from other nodes go to whole regions. If bands made them wait in slots, reads
+            // that those nodes wait for could find no free slot.
             publish_whole(&mut shared);
         }
         let is_apart = across.is_none() && ranks.len() < group.size();

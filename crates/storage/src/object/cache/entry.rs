@@ -570,7 +570,7 @@ mod tests {
         let calls = || entry.calls.load(Ordering::Relaxed);
         let before = calls();
         assert_eq!(entry.write(&neighbours).expect("writes"), len);
-        // Whether the file system refuses direct writes turns out at the first call.
+        // A file system that refuses direct writes does so at the first call, which is repeated.
         assert!(calls() - before <= 2, "{} calls", calls() - before);
         assert!(entry.find_all(0..len).expect("is there") == all);
         // Another process has written all of them.
