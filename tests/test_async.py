@@ -4,8 +4,6 @@ moment."""
 from __future__ import annotations
 
 import asyncio
-import gc
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +11,9 @@ import pytest
 
 import tload
 from capsules import look
-from conftest import require, skip_loudly
+from conftest import require
 from files import Content, tile, write_file
+from in_use import assert_nothing_new, in_use
 
 if TYPE_CHECKING:
     import servers
@@ -145,22 +144,15 @@ def test_cancel_ends_wait(run: Any, large: Large) -> None:
 def test_nothing_is_left_behind(run: Any, large: Large) -> None:
     path, _ = large
 
-    if not Path("/proc/self/fd").exists():
-        skip_loudly("proc", "no /proc to see what is open")
-
     async def early() -> None:
         async for _ in tload.stream(path, framework="dlpack"):
             break
 
-    threads = set(threading.enumerate())  # of other tests: tqdm's monitor stays
     run(early())
-    gc.collect()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = in_use()
     for _ in range(20):
         run(early())
-    gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
-    assert set(threading.enumerate()) <= threads
+    assert_nothing_new(before)
 
 
 def test_async_load_calls_progress(run: Any, large: Large) -> None:

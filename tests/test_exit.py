@@ -8,7 +8,6 @@ is counted in turns of a loop, not in time.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import select
@@ -17,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +24,7 @@ import pytest
 import tload
 from conftest import require, skip_loudly
 from files import Content, tile, write_checkpoint
+from in_use import assert_nothing_new, in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -268,33 +267,6 @@ def test_interpreter_exits_cleanly_during_loads(how: str, checkpoint: Path) -> N
         assert (done.returncode, done.stderr) == (0, ""), f"seed {seed}"
 
 
-def entries(folder: str) -> list[Path]:
-    return list(Path(folder).iterdir())
-
-
-def counts() -> tuple[int, int]:
-    """Descriptors and threads of tload in this process."""
-
-    def comm(task: Path) -> str:
-        try:
-            return (task / "comm").read_text()
-        except OSError:
-            return ""
-
-    threads = [task for task in entries("/proc/self/task") if comm(task).startswith("tload-")]
-    return len(entries("/proc/self/fd")), len(threads)
-
-
-def settled(wanted: tuple[int, int]) -> tuple[int, int]:
-    gc.collect()
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        now = counts()
-        if (now[0] <= wanted[0] and now[1] <= wanted[1]) or time.monotonic() > deadline:
-            return now
-        time.sleep(0.002)
-
-
 class CallerError(Exception):
     """Exception that a consumer raises."""
 
@@ -357,10 +329,9 @@ WAYS = [raises, closes_a_generator, cancels_elsewhere, closes_elsewhere, cancels
 def test_consumer_exit_releases_everything(checkpoint: Path) -> None:
     """By an exception, by closing a generator, by cancelling on another thread, by dropping the
     stream."""
-    if not Path("/proc/self/task").exists():
-        skip_loudly("proc", "no /proc to count threads in")
     rng = random.Random(3)
-    before = None
+    tload.load(checkpoint, framework="dlpack")  # what stays for later loads
+    before = in_use()
     for index in range(240):
         stream: Stream = tload.stream(
             checkpoint,
@@ -373,12 +344,7 @@ def test_consumer_exit_releases_everything(checkpoint: Path) -> None:
         with contextlib.suppress(*ended):
             WAYS[index % len(WAYS)](stream, rng.randrange(TENSORS + 1))
         del stream
-        if index == len(WAYS):
-            before = settled((sys.maxsize, 0))
-    assert before is not None
-    after = settled((before[0], 0))
-    assert after[0] <= before[0], f"descriptors: {before[0]} before, {after[0]} after"
-    assert after[1] == 0, "threads"
+    assert_nothing_new(before)
 
 
 # Resident memory and descriptors must not grow with the number of loads, for any target and any

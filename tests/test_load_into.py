@@ -3,10 +3,6 @@ unchanged."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +11,7 @@ import pytest
 import tload
 from conftest import require
 from files import Content, tile, write_file
-from servers import PATIENCE
+from in_use import assert_nothing_new, in_use
 from test_frameworks import only, shape_in_pairs
 from tload import _tload
 from tload._tensors import numpy_arrays, torch_tensors
@@ -366,24 +362,10 @@ def test_callback_exception_ends_load_into(kind: type[BaseException], tmp_path: 
     def stop(_: tload.Progress) -> None:
         raise kind("stop")
 
-    before, lanes = set(threading.enumerate()), len(_lanes())
+    before = in_use()
     with pytest.raises(kind, match="stop"):
         tload.load_into(target, path, progress=stop, depth=1)
-    gc.collect()
-    assert set(threading.enumerate()) == before
-    # The system lists a thread for a moment after it has been joined.
-    deadline = time.monotonic() + PATIENCE
-    while len(_lanes()) > lanes:
-        assert time.monotonic() < deadline, _lanes()
-
-
-def _lanes() -> list[str]:
-    names = []
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # the thread has just ended
-            names.append(path.read_text().strip())
-    # Those for requests are kept for later openings.
-    return [name for name in names if name.startswith("tload") and name != "tload-net"]
+    assert_nothing_new(before)
 
 
 def test_unselected_targets_need_no_memory(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ ends."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
@@ -14,8 +13,9 @@ import pytest
 
 import tload
 import tload._load.stream
-from conftest import require, skip_loudly
+from conftest import require
 from files import Content, tile, write_checkpoint, write_file
+from in_use import assert_nothing_new, in_use
 
 Floats = tuple[Path, dict[str, Content]]
 MIB = 1 << 20
@@ -168,22 +168,14 @@ def test_dropped_stream_frees_files_and_threads(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(32)})
 
-    def in_use() -> tuple[int, int]:
-        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
-
-    if not Path("/proc/self/fd").exists():
-        skip_loudly("proc", "no /proc to see files and threads")
     tload.load(path, framework="dlpack")
-    # Objects of earlier tests must not be freed meanwhile.
-    gc.collect()
     before = in_use()
     for taken in (0, 1, 10):
         stream = tload.stream(path, framework="dlpack", memory_limit="8 MiB", lanes=2)
         for _ in range(taken):
             next(stream)
         del stream
-        gc.collect()
-        assert in_use() == before
+        assert_nothing_new(before)
 
 
 def test_two_streams_run_side_by_side(tmp_path: Path) -> None:
