@@ -76,6 +76,9 @@ check-texts: ruff ## check formats, spelling and the sizes of crates (seconds)
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,typos,typos --version,typos)
 
+# Many tests wait for servers and other processes, so there are two threads for each processor.
+export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
 	tools/no-secrets $(TEST_LOOM) -- --show-output
