@@ -17,10 +17,9 @@ use std::str::FromStr;
 use percent_encoding::percent_decode_str;
 use sha2::{Digest as _, Sha256};
 
+use self::protocol::FORMS;
 pub use self::protocol::Protocol;
-use self::protocol::SCHEMES;
-pub use self::remote_url::RESERVED;
-pub use self::remote_url::RemoteUrl;
+pub use self::remote_url::{RESERVED, RemoteUrl};
 pub use self::signature::is_signature;
 use self::signature::without_signature;
 use super::oci_reference;
@@ -108,9 +107,9 @@ impl Location {
             } else {
                 "the location contains :// but does not begin with a URL scheme".to_owned()
             };
-            return Err(Error::unsupported(message).with_hint(
-                "pass a path, or a URL of s3, gs, az, abfss, http, https, hf, oci or file",
-            ));
+            let schemes: Vec<_> = Self::schemes().collect();
+            let hint = format!("pass a path, or a URL of {}", schemes.join(", "));
+            return Err(Error::unsupported(message).with_hint(hint));
         };
         let url = RemoteUrl::parse(protocol, scheme, rest)?;
         Ok(Self {
@@ -121,7 +120,7 @@ impl Location {
 
     /// Returns the schemes of the URLs that [`Self::parse`] accepts, in lower case.
     pub fn schemes() -> impl Iterator<Item = &'static str> {
-        let of_stores = SCHEMES.iter().flat_map(|(_, schemes)| *schemes);
+        let of_stores = FORMS.iter().flat_map(|form| form.schemes);
         std::iter::once(FILE).chain(of_stores.copied())
     }
 

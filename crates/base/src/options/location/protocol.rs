@@ -1,4 +1,7 @@
-//! Protocols of object stores, and the schemes of their URLs.
+//! Protocols of object stores, and the form of their URLs.
+
+use crate::error::Result;
+use crate::options::{hub_id, oci_reference};
 
 /// Protocol of an object store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,23 +28,66 @@ pub enum Protocol {
     Custom,
 }
 
-/// Every protocol that a URL can name, with its schemes.
-pub(super) const SCHEMES: [(Protocol, &[&str]); 6] = [
-    (Protocol::S3, &["s3", "s3a"]),
-    (Protocol::Gcs, &["gs", "gcs"]),
-    (Protocol::Azure, &["az", "azure", "adl", "abfs", "abfss"]),
-    (Protocol::Http, &["http", "https"]),
-    (Protocol::Hub, &["hf"]),
-    (Protocol::Oci, &["oci"]),
+/// URLs of a protocol: their schemes, and what stands behind them.
+pub(super) struct UrlForm {
+    protocol: Protocol,
+    /// Schemes in lower case, the usual one first.
+    pub(super) schemes: &'static [&'static str],
+    /// What stands before the path, in words.
+    pub(super) authority: &'static str,
+    /// True if paths are percent-encoded, and `?` and `#` end them.
+    pub(super) is_encoded: bool,
+    /// Splits what follows `://` into authority and path; `None` if the first slash does.
+    pub(super) split: Option<fn(&str) -> Result<(String, String)>>,
+}
+
+/// Every protocol that a URL can name.
+pub(super) const FORMS: &[UrlForm] = &[
+    keys(Protocol::S3, &["s3", "s3a"], "bucket"),
+    keys(Protocol::Gcs, &["gs", "gcs"], "bucket"),
+    keys(
+        Protocol::Azure,
+        &["az", "azure", "adl", "abfs", "abfss"],
+        "container",
+    ),
+    UrlForm {
+        is_encoded: true,
+        ..keys(Protocol::Http, &["http", "https"], "host")
+    },
+    UrlForm {
+        split: Some(hub_id::split),
+        ..keys(Protocol::Hub, &["hf"], "repository")
+    },
+    UrlForm {
+        split: Some(oci_reference::split),
+        ..keys(Protocol::Oci, &["oci"], "repository")
+    },
 ];
+
+static CUSTOM: UrlForm = keys(Protocol::Custom, &["store"], "store");
+
+/// Returns the form of URLs whose path is a key of an object, as it is.
+const fn keys(
+    protocol: Protocol,
+    schemes: &'static [&'static str],
+    authority: &'static str,
+) -> UrlForm {
+    UrlForm {
+        protocol,
+        schemes,
+        authority,
+        is_encoded: false,
+        split: None,
+    }
+}
 
 impl Protocol {
     /// Every protocol that a URL can name.
-    pub const ALL: [Self; SCHEMES.len()] = {
-        let mut all = [Self::Custom; SCHEMES.len()];
+    pub const ALL: [Self; FORMS.len()] = {
+        let mut all = [Self::Custom; FORMS.len()];
         let mut row = 0;
         while row < all.len() {
-            all[row] = SCHEMES[row].0;
+            all[row] = FORMS[row].protocol;
             row += 1;
         }
         all
@@ -49,7 +95,18 @@ impl Protocol {
 
     /// Returns the protocol of a scheme in lower case.
     pub(super) fn of_scheme(scheme: &str) -> Option<Self> {
-        let row = SCHEMES.iter().find(|(_, own)| own.contains(&scheme));
-        row.map(|(protocol, _)| *protocol)
+        let form = FORMS.iter().find(|form| form.schemes.contains(&scheme))?;
+        Some(form.protocol)
+    }
+
+    pub(super) fn form(self) -> &'static UrlForm {
+        let form = FORMS.iter().find(|form| form.protocol == self);
+        form.unwrap_or(&CUSTOM)
+    }
+
+    /// Returns the usual scheme of the protocol's URLs.
+    #[doc(hidden)]
+    pub fn scheme(self) -> &'static str {
+        self.form().schemes[0]
     }
 }
