@@ -10,11 +10,15 @@ use std::time::Instant;
 
 use futures_util::future::{Either, select};
 
-use super::{Ongoing, cancelled};
-use crate::error::{Error, Result, thread_hint};
+use crate::control::Ongoing;
+use crate::error::{Error, ErrorKind, Result, thread_hint};
 use crate::storage::Remote;
 use crate::sync::event_count::EventCount;
 use crate::sync::threads::Builder;
+
+pub(crate) fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the copy was cancelled")
+}
 
 /// Cancellation flag, set once by the first failure or by the caller.
 #[derive(Debug, Default)]
@@ -100,10 +104,8 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
     remote.run(async move {
         unless_stopped(&ongoing, async {
             answer.await.unwrap_or_else(|_| {
-                Err(
-                    Error::new(crate::error::ErrorKind::Remote, "a request panicked")
-                        .with_hint("this is a bug in tload; please report it"),
-                )
+                Err(Error::new(ErrorKind::Remote, "a request panicked")
+                    .with_hint("this is a bug in tload; please report it"))
             })
         })
         .await

@@ -25,11 +25,13 @@ use self::lock::{CacheLock, LOCK_PATIENCE};
 use super::cancel::{Stop, unless_stopped};
 use super::list::Found;
 use super::paths::{self, components};
-use super::{CopyJob, CopyOptions, DEPTH, Ongoing, RANGE_BYTES};
+use crate::control::Ongoing;
+use crate::copy_options::{CopyOptions, DEPTH, RANGE_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     Choice, INDEX_BYTES_MAX, INDEX_SUFFIX, Precedence, SUFFIX, choose_files, parse_index,
 };
+use crate::job::CopyJob;
 use crate::options::{HubId, Location, Protocol, StoreOptions};
 use crate::storage::guarded_dir::{DEPTH_MAX, GuardedDir, Trust};
 use crate::storage::object::cache::trust;

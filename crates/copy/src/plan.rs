@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::fetch::Sources;
 use super::list::Entry;
 use super::target::{TargetDir, free_bytes_at};
-use super::{CopyOptions, Ongoing};
+use crate::CopyOptions;
+use crate::control::Ongoing;
 use crate::error::Result;
 
 /// Steps that a copy would take, from a dry run.

@@ -37,7 +37,7 @@
 //!
 //! `header.rs` of the crate `tload-format` finds it in a file's header. `split.rs` of `tload-plan`
 //! decides which memory it shares and `place.rs` which reads fetch it. `load/pipeline/mod.rs` moves
-//! each read's window of memory (`lease.rs` of the crate `tload-memory`) to an engine
+//! each read's window of memory (`lease` of the crate `tload-memory`) to an engine
 //! (`uring/mod.rs` of `tload-engine`) and on to `sink/host.rs` or `sink/cuda/mod.rs`, which
 //! completes the tensor. `load/stream/mod.rs` hands it over.
 

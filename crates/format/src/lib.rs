@@ -12,6 +12,7 @@ mod bands;
 mod dtype;
 mod header;
 mod header_error;
+mod index;
 mod model_files;
 mod other_format;
 mod shards;
@@ -25,13 +26,11 @@ pub use bands::Band;
 pub use dtype::Dtype;
 pub use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
+pub use index::{INDEX_BYTES_MAX, Index, listed_twice, parse_index, read_index};
 pub use model_files::{
     Choice, INDEX_NAME, INDEX_SUFFIX, ModelFiles, Precedence, SINGLE_NAME, choose_files,
 };
-pub use shards::{
-    Gap, INDEX_BYTES_MAX, Index, SUFFIX, listed_twice, missing_shard, natural_cmp, parse_index,
-    read_index,
-};
+pub use shards::{Gap, SUFFIX, missing_shard, natural_cmp};
 pub use slice::{Cut, Indices, Shown, Slice, Strides};
 pub use tensor_info::TensorInfo;
 

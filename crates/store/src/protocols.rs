@@ -17,6 +17,9 @@ static PROTOCOLS: &[&StoreProtocol] = &[
     &super::oci::PROTOCOL,
 ];
 
+/// Features of protocols that a build may leave out.
+const FEATURES: [(Protocol, &str); 2] = [(Protocol::Hub, "hub"), (Protocol::Oci, "oci")];
+
 /// Returns the protocol of a URL.
 ///
 /// # Errors
@@ -35,15 +38,12 @@ pub(crate) fn variables() -> impl Iterator<Item = &'static Variables> {
 
 /// Returns the error for a URL whose protocol is not in the table.
 fn absent(url: &RemoteUrl) -> Error {
-    let feature = match url.protocol {
-        Protocol::Hub => "hub",
-        Protocol::Oci => "oci",
-        Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
-            return Error::new(
-                ErrorKind::InvalidRequest,
-                "custom-store URLs must be opened with `Checkpoint::open_in`",
-            );
-        }
+    let row = FEATURES.iter().find(|(it, _)| *it == url.protocol);
+    let Some((_, feature)) = row else {
+        return Error::new(
+            ErrorKind::InvalidRequest,
+            "custom-store URLs must be opened with `Checkpoint::open_in`",
+        );
     };
     let message = format!("this build does not support {}:// locations", url.scheme);
     Error::new(ErrorKind::Unsupported, message)

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Fetching, Opened, Sources};
-use crate::Ongoing;
 use crate::cancel::{ask_unless_stopped, unless_stopped};
+use crate::control::Ongoing;
 use crate::error::Result;
 use crate::options::{Location, StoreOptions};
 use crate::storage::object::{Events, Provenance, Receive};

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{STAGING, cannot};
 use crate::cancel::Stop;
-use crate::cancelled;
+use crate::cancel::cancelled;
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::guarded_dir::{DEPTH_MAX, GuardedDir, Trust};
 use crate::sync::per_process::process_id;

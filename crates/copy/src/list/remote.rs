@@ -6,8 +6,8 @@ use std::sync::Arc;
 use object_store::path::Path as Key;
 
 use super::{Entry, Found, Listing, below, local};
-use crate::Ongoing;
 use crate::cancel::unless_stopped;
+use crate::control::Ongoing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fetch::Sources;
 use crate::format::{INDEX_BYTES_MAX, parse_index};

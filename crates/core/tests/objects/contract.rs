@@ -14,7 +14,7 @@ use tload_testing::conformance::{
 };
 
 use crate::fixtures::folder;
-use crate::sites::{Site, on_sites};
+use crate::sites::{Site, on_all_sites, on_sites};
 
 fn sources(site: &Rc<Site>) {
     let opened = Cell::new(0);
@@ -30,10 +30,7 @@ fn sources(site: &Rc<Site>) {
     });
 }
 
-on_sites!(
-    sources: in_memory, throttled, limited, faulty, faulty_web, versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite,
-    nginx, nginx_tls, nginx_basic, nginx_redirect, registry, hub_xet, sliced,
-);
+on_all_sites!(sources, hub_xet);
 
 fn open_engine(site: &Site, folder: usize, request: &EngineRequest<'_>) -> EngineUnderTest {
     let open = |(index, bytes): (usize, &Vec<u8>)| -> ObjectSource {

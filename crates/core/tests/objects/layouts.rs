@@ -10,7 +10,7 @@ use tload_testing::fixtures::{FileBuilder, Rng};
 use crate::fixtures::{
     assert_same, even, folder, in_file_order, index, load, load_local, mixed, options,
 };
-use crate::sites::{Site, on_sites};
+use crate::sites::{Site, on_all_sites};
 
 /// Site and local folder with the same contents.
 struct Both {
@@ -71,10 +71,7 @@ fn layouts(site: &Rc<Site>) {
     }
 }
 
-on_sites!(
-    layouts: in_memory, throttled, limited, faulty, faulty_web, versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite,
-    nginx, nginx_tls, nginx_basic, nginx_redirect, registry, sliced,
-);
+on_all_sites!(layouts);
 
 fn one_file(both: &Both) {
     both.put("one/model.safetensors", &mixed("one.", 1, 30, 200_000));

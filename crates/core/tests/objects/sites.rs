@@ -387,3 +387,14 @@ macro_rules! on_sites {
     };
 }
 pub(crate) use on_sites;
+
+/// Defines one test for every server and every way to reach it, and for further sites.
+macro_rules! on_all_sites {
+    ($check:ident $(, $further:ident)*) => {
+        crate::sites::on_sites!(
+            $check: in_memory, throttled, limited, faulty, faulty_web, versitygw, versitygw_tls, s3s_fs, moto, fake_gcs,
+            azurite, nginx, nginx_tls, nginx_basic, nginx_redirect, registry, sliced $(, $further)*,
+        );
+    };
+}
+pub(crate) use on_all_sites;

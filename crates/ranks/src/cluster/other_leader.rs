@@ -3,14 +3,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::fetches::Fetch;
 use super::frame::{Frame, Kind};
-use super::{Fetch, SILENCE};
 use crate::error::{Error, ErrorKind};
 use crate::messages::Failure;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+
+/// Time in which another leader must take a message, and without a message after which it has
+/// stopped: once it has begun, it gives a sign of life every second or two.
+pub(super) const SILENCE: Duration = Duration::from_secs(10);
 
 /// One of the other leaders.
 pub(super) struct OtherLeader {

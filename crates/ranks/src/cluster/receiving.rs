@@ -2,8 +2,10 @@
 
 use std::time::Instant;
 
+use super::fetches::{ClusterEvent, Outcome};
 use super::frame::{Frame, Kind, decode_ranges};
-use super::{ClusterEvent, Inner, Outcome, Unfilled};
+use super::inner::Inner;
+use super::other_leader::Unfilled;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Receives until the other leader says that it sends nothing more, or is lost.

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind};
-use super::{Inner, OtherLeader};
+use super::inner::Inner;
+use super::other_leader::OtherLeader;
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::{Availability, Link};
 use crate::messages::RankStatistics;

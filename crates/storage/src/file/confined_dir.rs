@@ -1,7 +1,7 @@
 //! Confines the files of a checkpoint to its directory.
 //!
 //! Directories and index files come from untrusted sources. Names are checked where they are read
-//! (`shards.rs` of `tload-format`). This module checks where symbolic links lead, for each file
+//! (`index.rs` of `tload-format`). This module checks where symbolic links lead, for each file
 //! that the caller did not name: shards of a directory or an index, and the index of a directory.
 //! Always allowed: links that stay in the directory (Kubernetes mounts volumes so), links in the
 //! path of the directory itself, and links in a hub's cache from a snapshot to the blobs of its

@@ -256,15 +256,11 @@ pub fn open_deadline(options: &StoreOptions) -> Option<Instant> {
 }
 
 fn key(url: &RemoteUrl) -> StoreId {
-    let authority = match url.protocol {
+    let authority = if url.protocol == Protocol::Hub {
         // `org/name` and `org/name@main` are the same repository.
-        Protocol::Hub => HubId::from_authority(&url.authority).to_string(),
-        Protocol::S3
-        | Protocol::Gcs
-        | Protocol::Azure
-        | Protocol::Http
-        | Protocol::Oci
-        | Protocol::Custom => url.authority.clone(),
+        HubId::from_authority(&url.authority).to_string()
+    } else {
+        url.authority.clone()
     };
     (url.scheme.clone(), authority, url.query.clone())
 }

@@ -6,7 +6,6 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use super::Protocol;
 use crate::error::{Error, Result};
-use crate::options::{hub_id, oci_reference};
 
 /// URL of an object store, split into the parts that identify the store and the object.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -36,14 +35,9 @@ pub const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
 
 impl RemoteUrl {
     pub(super) fn parse(protocol: Protocol, scheme: String, rest: &str) -> Result<Self> {
-        let split = match protocol {
-            Protocol::Hub => Some(hub_id::split(rest)?),
-            Protocol::Oci => Some(oci_reference::split(rest)?),
-            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
-                None
-            }
-        };
-        if let Some((authority, path)) = split {
+        let form = protocol.form();
+        if let Some(split) = form.split {
+            let (authority, path) = split(rest)?;
             return Ok(Self {
                 protocol,
                 scheme,
@@ -52,22 +46,14 @@ impl RemoteUrl {
                 query: None,
             });
         }
-        // Keys may contain anything; in HTTP URLs `?` and `#` end the path.
-        let (rest, query) = match protocol {
-            Protocol::Http => {
-                let rest = rest.split('#').next().unwrap_or_default();
-                match rest.split_once('?') {
-                    Some((rest, query)) => (rest, Some(query.to_owned())),
-                    None => (rest, None),
-                }
+        // Keys may contain anything, but not encoded paths.
+        let (mut rest, mut query) = (rest, None);
+        if form.is_encoded {
+            rest = rest.split('#').next().unwrap_or_default();
+            if let Some((path, text)) = rest.split_once('?') {
+                (rest, query) = (path, Some(text.to_owned()));
             }
-            Protocol::S3
-            | Protocol::Gcs
-            | Protocol::Azure
-            | Protocol::Hub
-            | Protocol::Oci
-            | Protocol::Custom => (rest, None),
-        };
+        }
         let (authority, path) = split_authority(protocol, rest);
         let url = Self {
             protocol,
@@ -77,13 +63,7 @@ impl RemoteUrl {
             query,
         };
         if url.host().is_empty() {
-            let wanted = match protocol {
-                Protocol::Azure => "container",
-                Protocol::Http => "host",
-                Protocol::S3 | Protocol::Gcs | Protocol::Hub | Protocol::Oci | Protocol::Custom => {
-                    "bucket"
-                }
-            };
+            let wanted = form.authority;
             return Err(Error::invalid_request(format!(
                 "the URL {} names no {wanted}",
                 url.shown()
@@ -110,12 +90,8 @@ impl RemoteUrl {
 
     /// Returns the authority without user and password.
     pub fn host(&self) -> &str {
-        if self.names_account()
-            || matches!(
-                self.protocol,
-                Protocol::Hub | Protocol::Oci | Protocol::Custom
-            )
-        {
+        let is_whole = self.protocol == Protocol::Custom || self.protocol.form().split.is_some();
+        if self.names_account() || is_whole {
             return &self.authority;
         }
         self.authority
@@ -149,18 +125,12 @@ impl RemoteUrl {
     pub(super) fn join(&self, name: &str) -> Self {
         let path = self.path.trim_end_matches('/');
         let slash = if path.is_empty() { "" } else { "/" };
-        let name = match self.protocol {
-            Protocol::Http => {
-                let components = name.split('/');
-                let encoded = components.map(|one| utf8_percent_encode(one, RESERVED).to_string());
-                encoded.collect::<Vec<_>>().join("/")
-            }
-            Protocol::S3
-            | Protocol::Gcs
-            | Protocol::Azure
-            | Protocol::Hub
-            | Protocol::Oci
-            | Protocol::Custom => name.to_owned(),
+        let name = if self.protocol.form().is_encoded {
+            let components = name.split('/');
+            let encoded = components.map(|one| utf8_percent_encode(one, RESERVED).to_string());
+            encoded.collect::<Vec<_>>().join("/")
+        } else {
+            name.to_owned()
         };
         Self {
             path: format!("{path}{slash}{name}"),
@@ -179,7 +149,7 @@ impl RemoteUrl {
             None if above.is_empty() => path,
             None => return None,
         };
-        if self.protocol == Protocol::Http {
+        if self.protocol.form().is_encoded {
             return Some(percent_decode_str(name).decode_utf8().ok()?.into_owned());
         }
         Some(name.to_owned())

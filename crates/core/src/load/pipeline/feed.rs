@@ -1,54 +1,21 @@
-//! State shared by all lanes of a load: what to read next, and the memory for it.
+//! State shared by all lanes of a load: what to read next, and which memory is open for it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::in_flight::{InFlightReads, Waiting};
-use super::not_begun::{DeviceOf, DeviceWait, NotBegun};
-use super::published::PublishedMemory;
+use super::lease_origin::LeaseOrigin;
+use super::not_begun::{DeviceWait, NotBegun};
 use crate::engine::Job;
 use crate::error::Result;
 use crate::load::check::Check;
-use crate::memory::{FileView, Lease, Pool, RegionWriter, Slab};
+use crate::memory::{RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::{DeviceRegions, DeviceStart};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
-use tload_ranks::Link;
-
-/// Origin of leases.
-#[derive(Debug)]
-pub enum LeaseOrigin {
-    /// Final memory of tensors: that of slices with gaps by way of the slots of the feed's slab.
-    Regions(Pool),
-    /// Slots of the feed's slab; the sink knows the final place of the bytes.
-    Slots,
-    /// Slots of the feed's slab, for device memory that regions get when they begin.
-    Device(Arc<DeviceRegions>),
-    /// Memory that other processes can map.
-    Published(PublishedMemory),
-    /// Memory that another process fills, where the plan's regions can show it; else final memory.
-    Received {
-        /// By region of the plan: the region of the node that it shows.
-        shows: Vec<Option<usize>>,
-        /// Connection to the process that fills it.
-        link: Arc<Link>,
-        /// Budget, and memory for the rest.
-        pool: Pool,
-    },
-    /// Final memory that exists already: the files themselves.
-    Views {
-        /// By source.
-        views: Vec<Arc<FileView>>,
-        /// For tensors that no view can align.
-        pool: Pool,
-    },
-    /// One region for everything, filled in the order of the reads.
-    Whole(Mutex<RegionWriter>),
-}
 
 /// Schedule and memory of a load, shared by all its lanes.
 #[derive(Debug)]
@@ -324,74 +291,13 @@ impl Feed {
         // The lock is released first, because unmapping can take a while.
         drop(left);
         for memory in &self.origins {
-            match memory {
-                LeaseOrigin::Regions(pool)
-                | LeaseOrigin::Received { pool, .. }
-                | LeaseOrigin::Views { pool, .. } => pool.close(),
-                LeaseOrigin::Published(memory) => memory.close(),
-                LeaseOrigin::Device(regions) => regions.close(),
-                LeaseOrigin::Slots | LeaseOrigin::Whole(_) => {}
-            }
+            memory.close();
         }
     }
 
     /// Returns what is in flight now, over all lanes.
     pub fn in_flight(&self) -> InFlight {
         self.state.lock().schedule.in_flight()
-    }
-
-    /// Allocates memory for a region. Returns whether there was any. `waited` is the lane's last
-    /// wait for a full device, which may be that of another region.
-    fn begin(
-        &self,
-        region: usize,
-        writer: &mut Option<RegionWriter>,
-        waited: Option<DeviceWait>,
-    ) -> Result<bool, NotBegun> {
-        let planned = &self.plan.regions[region];
-        match &self.origins[planned.destination] {
-            LeaseOrigin::Regions(pool) => {
-                NotBegun::unless(pool.begin_region(planned.bytes, planned.tensors)?, writer)
-            }
-            LeaseOrigin::Published(memory) => memory.begin(region, planned, writer),
-            LeaseOrigin::Received { shows, link, pool } => {
-                let begun = match shows[region] {
-                    None => pool.begin_region(planned.bytes, planned.tensors)?,
-                    Some(shown) => {
-                        let first = &self.plan.extents[planned.extents.start];
-                        let offset = usize::try_from(first.offset).expect("mapped, so it fits");
-                        let view = link.view(shown).expect("released after its last use");
-                        pool.begin_received(&view, offset, planned.bytes, planned.tensors)
-                    }
-                };
-                NotBegun::unless(begun, writer)
-            }
-            LeaseOrigin::Views { views, pool } => {
-                if self.plan.is_realigned(planned) {
-                    let begun = pool.begin_region(planned.bytes, planned.tensors)?;
-                    return NotBegun::unless(begun, writer);
-                }
-                let first = &self.plan.extents[planned.extents.start];
-                let offset = usize::try_from(first.offset).expect("mapped, so it fits");
-                let (view, len) = (&views[planned.source], planned.bytes);
-                *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
-                Ok(true)
-            }
-            LeaseOrigin::Device(regions) => {
-                let destination = planned.destination;
-                let waited = waited.filter(|waited| waited.destination == destination);
-                match regions.try_begin(region, waited.map(|waited| waited.wait))? {
-                    DeviceStart::Begun => Ok(true),
-                    DeviceStart::NotYet => Ok(false),
-                    DeviceStart::NoRoom => Err(NotBegun::NoRoom(DeviceOf {
-                        destination,
-                        regions: Arc::clone(regions),
-                    })),
-                }
-            }
-            // These windows are taken when each extent begins.
-            LeaseOrigin::Slots | LeaseOrigin::Whole(_) => Ok(true),
-        }
     }
 
     /// Returns the next job of a lane that has `held` bytes in flight.
@@ -450,7 +356,8 @@ impl Feed {
         } = &mut *state;
         let (turn, now) = (schedule.turn(), self.started.elapsed());
         let next = schedule.next(group, now, plan, |region| {
-            self.begin(region, &mut writers[region], waited)
+            let origin = &self.origins[plan.regions[region].destination];
+            origin.begin(plan, region, &mut writers[region], waited)
         })?;
         if schedule.turn() != turn {
             self.events.notify();
@@ -464,7 +371,9 @@ impl Feed {
             }
         };
         let extent = &plan.extents[extent_index];
-        let mut lease = self.lease(extent_index, &mut writers[extent.region], slab.as_ref());
+        let origin = &self.origins[plan.regions[extent.region].destination];
+        let writer = &mut writers[extent.region];
+        let mut lease = origin.lease(plan, extent_index, writer, slab.as_ref());
         if let Some(check) = &self.check {
             lease.checked();
             lease.want_crc(check.polynomial(extent));
@@ -477,55 +386,6 @@ impl Feed {
             needed: extent.needed,
             lease,
         }))
-    }
-
-    /// Takes the window of an extent, whose region has begun with `writer`.
-    fn lease(
-        &self,
-        index: usize,
-        writer: &mut Option<RegionWriter>,
-        slab: Option<&Arc<Slab>>,
-    ) -> Lease {
-        let extent = &self.plan.extents[index];
-        let region = &self.plan.regions[extent.region];
-        let origin = &self.origins[region.destination];
-        let slot = || {
-            slab.and_then(|slab| slab.try_lease(extent.window))
-                .expect("a slot was free, and only this lock's owner takes any")
-        };
-        match origin {
-            LeaseOrigin::Published(memory) if !memory.bands.of(extent.region).is_empty() => {
-                let is_last = index + 1 == region.extents.end;
-                memory.bands.carve(extent, is_last);
-                slot()
-            }
-            LeaseOrigin::Regions(_)
-            | LeaseOrigin::Published(_)
-            | LeaseOrigin::Received { .. }
-            | LeaseOrigin::Views { .. } => {
-                let begun = writer.as_mut().expect("admitted before its extents");
-                let slice = self.plan.slice_in(extent);
-                let lease = begun.carve(slice.map_or(extent.window, |piece| piece.len));
-                if index + 1 == region.extents.end {
-                    *writer = None;
-                }
-                let is_copied = slice.is_some()
-                    || matches!(origin, LeaseOrigin::Published(memory) if memory.is_copied);
-                let slot = slab
-                    .filter(|_| is_copied)
-                    .and_then(|slab| slab.try_lease(extent.window));
-                assert!(
-                    slot.is_some() || slice.is_none(),
-                    "slices with gaps are read into slots"
-                );
-                match slot {
-                    Some(slot) => slot.on_the_way_to(lease),
-                    None => lease,
-                }
-            }
-            LeaseOrigin::Slots | LeaseOrigin::Device(_) => slot(),
-            LeaseOrigin::Whole(whole) => whole.lock().carve(extent.window),
-        }
     }
 
     /// Records that the engine has returned an extent.

@@ -13,6 +13,7 @@
 
 mod feed;
 mod in_flight;
+mod lease_origin;
 mod not_begun;
 mod published;
 
@@ -22,9 +23,10 @@ mod tests;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-pub use feed::{Feed, LeaseOrigin};
+pub use feed::Feed;
 use feed::{LaneWait, NextJob};
 pub use in_flight::Waiting;
+pub use lease_origin::LeaseOrigin;
 pub use published::PublishedMemory;
 
 use crate::engine::{Done, Engine, Wait};

@@ -35,7 +35,7 @@ pub(super) const COPIES: Section = Section {
                 "crates/cli/tests/it/cp.rs::another_version_of_the_same_length_and_time_is_copied",
                 "crates/cli/tests/it/cp.rs::changed_or_unrecorded_target_is_copied_again",
                 "crates/copy/src/journal.rs::origin_differs_if_state_changed_or_unknown",
-                "crates/base/src/options/location.rs::digests_differ_in_all_that_selects_bytes",
+                "crates/base/src/options/location/tests.rs::digests_differ_in_all_that_selects_bytes",
                 "crates/core/tests/objects/guarded.rs::copy_takes_no_other_object_for_its_source",
                 "crates/core/tests/objects/guarded.rs::copy_of_a_recent_object_without_tag_is_not_skipped",
                 "crates/core/tests/objects/hubs.rs::copy_from_mirror_without_times_is_of_one_commit",

@@ -10,8 +10,8 @@ pub(super) const PATHS: Section = Section {
             says: "The shards of an index lie below its directory: absolute names and names with \
                    `..` are refused.",
             tests: &[
-                "crates/format/src/shards.rs::shard_name_stays_below_index_directory",
-                "crates/format/src/shards.rs::hostile_indexes_are_rejected_with_reason",
+                "crates/format/src/index/tests.rs::shard_name_stays_below_index_directory",
+                "crates/format/src/index/tests.rs::hostile_indexes_are_rejected_with_reason",
             ],
         },
         Promise {

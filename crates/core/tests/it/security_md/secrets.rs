@@ -32,7 +32,7 @@ pub(super) const SECRETS: Section = Section {
             says: "No error about a malformed option or location shows a secret.",
             tests: &[
                 "crates/core/tests/objects/secrets.rs::malformed_options_and_urls_show_no_secret",
-                "crates/base/src/options/location.rs::rejected_locations_report_kind_and_hide_secrets",
+                "crates/base/src/options/location/tests.rs::rejected_locations_report_kind_and_hide_secrets",
                 "crates/base/src/options/store_options.rs::wrong_values_of_secrets_are_not_shown",
             ],
         },
@@ -56,7 +56,7 @@ pub(super) const SECRETS: Section = Section {
             says: "Options and locations are shown without secrets.",
             tests: &[
                 "crates/base/src/options/store_options.rs::debug_shows_no_secret",
-                "crates/base/src/options/location.rs::displayed_location_hides_secrets",
+                "crates/base/src/options/location/tests.rs::displayed_location_hides_secrets",
                 "crates/verify/src/choice.rs::secrets_of_a_manifests_url_are_not_shown",
                 "tests/test_stores.py::test_repr_shows_no_secret",
             ],

@@ -80,21 +80,21 @@ fn place(url: &RemoteUrl) -> Result<(&str, String, String), Uncacheable> {
     if !url.query.as_deref().is_none_or(is_signature) {
         return Err("a query that is no signature may be a secret");
     }
-    let scheme = match url.protocol {
-        Protocol::Custom => return Err("the caller's own store has no address"),
-        Protocol::Http => url.scheme.as_str(),
-        Protocol::S3 => "s3",
-        Protocol::Gcs => "gs",
-        Protocol::Azure => "az",
-        Protocol::Hub => {
-            let id = HubId::from_authority(&url.authority);
-            return Ok(("hf", id.repository.clone(), id.to_string()));
-        }
-        Protocol::Oci => {
-            let place = oci_reference::place(&url.authority);
-            return Ok(("oci", place.to_owned(), url.authority.clone()));
-        }
-    };
+    if url.protocol == Protocol::Custom {
+        return Err("the caller's own store has no address");
+    }
+    let scheme = url.protocol.scheme();
+    if url.protocol == Protocol::Hub {
+        let id = HubId::from_authority(&url.authority);
+        return Ok((scheme, id.repository.clone(), id.to_string()));
+    }
+    if url.protocol == Protocol::Oci {
+        let place = oci_reference::place(&url.authority);
+        return Ok((scheme, place.to_owned(), url.authority.clone()));
+    }
+    // Only one of the web's schemes verifies the server, so they are kept apart.
+    let is_web = url.protocol == Protocol::Http;
+    let scheme = if is_web { &*url.scheme } else { scheme };
     Ok((scheme, url.host().to_owned(), url.host().to_owned()))
 }
 

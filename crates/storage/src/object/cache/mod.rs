@@ -164,14 +164,10 @@ impl Cache {
 
     /// Returns whether nothing is requested of the store of `url` that the cache knows.
     pub(crate) fn is_trusted(&self, url: &RemoteUrl) -> bool {
-        match url.protocol {
-            Protocol::Hub => self.is_hub_trusted,
-            Protocol::S3
-            | Protocol::Gcs
-            | Protocol::Azure
-            | Protocol::Http
-            | Protocol::Oci
-            | Protocol::Custom => self.is_trusted,
+        if url.protocol == Protocol::Hub {
+            self.is_hub_trusted
+        } else {
+            self.is_trusted
         }
     }
 
