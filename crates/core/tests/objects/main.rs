@@ -28,6 +28,7 @@ mod guarded;
 mod hosts;
 mod hubs;
 mod kept;
+mod late_checks;
 mod layouts;
 mod lifecycle;
 mod listener;

@@ -9,7 +9,7 @@ use super::not_begun::{DeviceOf, DeviceWait, NotBegun};
 use super::published::PublishedMemory;
 use crate::engine::Job;
 use crate::error::Result;
-use crate::load::check::Check;
+use crate::load::check::LateCheck;
 use crate::memory::{FileView, Lease, Pool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
@@ -62,7 +62,7 @@ pub struct Feed {
     waiting: EventCount,
     cancel: Arc<CancelFlag>,
     /// Verification between engine and sink.
-    pub(in crate::load) check: Option<Arc<Check>>,
+    pub(in crate::load) check: Arc<LateCheck>,
     started: Instant,
     /// By source: its name in messages.
     names: OnceLock<Vec<String>>,
@@ -150,7 +150,7 @@ impl Feed {
             events,
             waiting: EventCount::default(),
             cancel: Arc::default(),
-            check: None,
+            check: LateCheck::ready(None),
             started: Instant::now(),
             names: OnceLock::new(),
             copying: AtomicUsize::new(0),
@@ -160,7 +160,7 @@ impl Feed {
 
     /// Adds verification of everything that is read, on the way to the sink.
     #[must_use]
-    pub fn checked(mut self, check: Option<Arc<Check>>) -> Self {
+    pub fn checked(mut self, check: Arc<LateCheck>) -> Self {
         self.check = check;
         self
     }
@@ -308,9 +308,7 @@ impl Feed {
         self.events.notify();
         self.waiting.notify();
         self.cancel.cancel();
-        if let Some(check) = &self.check {
-            check.close();
-        }
+        self.check.close();
     }
 
     /// Ends the load: starts no more reads and frees the memory kept for later ones. Windows in
@@ -465,10 +463,7 @@ impl Feed {
         };
         let extent = &plan.extents[extent_index];
         let mut lease = self.lease(extent_index, &mut writers[extent.region], slab.as_ref());
-        if let Some(check) = &self.check {
-            lease.checked();
-            lease.want_crc(check.polynomial(extent));
-        }
+        self.check.announce(&mut lease, extent);
         state.reads.began(extent_index, group, now);
         Ok(NextJob::Job(Job {
             extent: extent_index,
