@@ -11,6 +11,7 @@ mod cache_children;
 mod cache_damage;
 mod cache_kills;
 mod cache_sharing;
+mod cache_stalls;
 mod caching;
 mod certificates;
 mod changes;
