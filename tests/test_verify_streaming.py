@@ -159,7 +159,7 @@ def test_safe_open_rejects_unverifiable_parts(model: Path, monkeypatch: pytest.M
         assert handle.get_tensor("t0").shape == (3, 70)
 
 
-def test_wrong_header_is_detected_before_first_read(model: Path) -> None:
+def test_wrong_header_is_detected_before_first_tensor(model: Path) -> None:
     path = model / "model.safetensors"
     at = path.read_bytes().index(b"F32")
     raw = bytearray(path.read_bytes())

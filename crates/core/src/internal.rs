@@ -16,7 +16,7 @@ pub use crate::sync::per_process::process_id;
 
 /// The comparison of what a load reads.
 pub mod check {
-    pub use crate::load::check::{Check, SourceFacts};
+    pub use crate::load::check::{Check, LateCheck, SourceFacts};
 }
 
 /// The CUDA driver.

@@ -11,7 +11,7 @@ use tload::Report;
 use tload::TensorInfo;
 use tload::TensorStream;
 use tload::internal::Counters;
-use tload::internal::check::{Check, SourceFacts};
+use tload::internal::check::{Check, LateCheck, SourceFacts};
 use tload::internal::engine::Engine;
 use tload::internal::pipeline::{Feed, LaneWork, LeaseOrigin, run};
 use tload::internal::plan::{Arrangement, Layout, Plan, Wanted, build};
@@ -47,7 +47,7 @@ pub struct Simulation {
 
 /// Verification of one simulated load.
 #[derive(Debug)]
-pub struct Comparison(Arc<Check>);
+pub struct Comparison(pub Arc<Check>);
 
 /// Observable state of a running simulation.
 #[derive(Clone, Debug)]
@@ -58,20 +58,18 @@ pub struct Watched {
 
 /// End of a simulated load.
 struct CheckedEnd {
-    check: Option<Arc<Check>>,
+    check: Arc<LateCheck>,
     verifications: Arc<AtomicU32>,
 }
 
 impl LastSteps for CheckedEnd {
     fn verify(&self, _is_whole: bool) -> Result<()> {
         self.verifications.fetch_add(1, Ordering::SeqCst);
-        self.check.as_ref().map_or(Ok(()), |check| check.finish())
+        self.check.finish()
     }
 
     fn complete(&self, report: &mut Report) {
-        if let Some(check) = &self.check {
-            check.report(report);
-        }
+        self.check.report(report);
     }
 }
 
@@ -154,7 +152,7 @@ impl Simulation {
         Ok(Comparison(Arc::new(check)))
     }
 
-    fn feed(&self, plan: &Arc<Plan>, check: Option<Arc<Check>>) -> Arc<Feed> {
+    fn feed(&self, plan: &Arc<Plan>, check: Arc<LateCheck>) -> Arc<Feed> {
         let events = Arc::new(EventCount::default());
         let pool = Pool::new(self.memory_limit, Arc::clone(&events));
         let schedule = Schedule::new(plan, self.order, Groups::one(self.depth));
@@ -175,7 +173,7 @@ impl Simulation {
     /// Returns the first failure, after all reads in flight have ended.
     pub fn run_alone(&self, deliver: &dyn Fn(usize, tload::Tensor)) -> (Result<()>, Watched) {
         let plan = Arc::new(self.plan());
-        let feed = self.feed(&plan, None);
+        let feed = self.feed(&plan, LateCheck::ready(None));
         let mut sink = HostSink::new(plan, self.tensors.clone().into());
         let mut engine = self.engine(&self.engines[0]);
         let result = crate::run_lane(&feed, &mut engine, &mut sink, &|(index, tensor)| {
@@ -199,8 +197,14 @@ impl Simulation {
 
     /// Starts all lanes and verifies the bytes that are read.
     pub fn checked_stream(&self, compared: Option<Comparison>) -> (TensorStream, Watched) {
+        let check = compared.map(|Comparison(check)| check);
+        self.late_stream(LateCheck::ready(check))
+    }
+
+    /// Starts all lanes with verification that may be ready later.
+    pub fn late_stream(&self, check: Arc<LateCheck>) -> (TensorStream, Watched) {
         let engines = self.engines.iter().map(|config| self.engine(config));
-        self.start(compared, engines)
+        self.start(check, engines)
     }
 
     /// Starts a lane for each of `engines`, in place of the configured ones.
@@ -208,18 +212,17 @@ impl Simulation {
         &self,
         engines: impl IntoIterator<Item = impl Engine + Send + 'static>,
     ) -> TensorStream {
-        self.start(None, engines.into_iter()).0
+        self.start(LateCheck::ready(None), engines.into_iter()).0
     }
 
     fn start(
         &self,
-        compared: Option<Comparison>,
+        check: Arc<LateCheck>,
         engines: impl Iterator<Item = impl Engine + Send + 'static>,
     ) -> (TensorStream, Watched) {
         let engines: Vec<_> = engines.collect();
-        let check = compared.map(|Comparison(check)| check);
         let plan = Arc::new(self.plan());
-        let feed = self.feed(&plan, check.clone());
+        let feed = self.feed(&plan, Arc::clone(&check));
         let tensors: Arc<[TensorInfo]> = self.tensors.clone().into();
         let sink = HostSink::new(plan, Arc::clone(&tensors));
         let counters = Arc::<Counters>::default();

@@ -33,9 +33,9 @@ pub enum Verify {
     /// store's own checksum of the whole object, the digest of a hub or an OCI registry, a signed
     /// manifest. The report says what was not compared, and why.
     Auto,
-    /// Like [`Self::Auto`], but bytes that cannot be compared are an error before the first read: a
-    /// file without any digest, and a partly read file whose digests only cover the whole file, or
-    /// cover its header only as part of the whole. CRCs are accepted.
+    /// Like [`Self::Auto`], but bytes that cannot be compared are an error before the first tensor:
+    /// a file without any digest, and a partly read file whose digests only cover the whole file,
+    /// or cover its header only as part of the whole. CRCs are accepted.
     Require,
     /// Like [`Self::Require`], but accepts SHA-256 and BLAKE3 only: from any source, or from the
     /// manifest at this path or URL. CRCs detect damage, but an attacker who can change bytes can
@@ -45,10 +45,10 @@ pub enum Verify {
     /// can write.
     Sha256(Option<String>),
     /// Compares with the CRCs of this tload manifest, a path or a URL; a file that is not in it is
-    /// an error before the first read. With any explicit manifest, also for [`Self::Sha256`], these
-    /// are errors too: an index that the manifest does not list or lists with other bytes, and,
-    /// unless files or tensors were selected by name, a file with weights that the manifest lists
-    /// and the checkpoint lacks.
+    /// an error before the first tensor. With any explicit manifest, also for [`Self::Sha256`],
+    /// these are errors too: an index that the manifest does not list or lists with other bytes,
+    /// and, unless files or tensors were selected by name, a file with weights that the manifest
+    /// lists and the checkpoint lacks.
     Manifest(String),
 }
 

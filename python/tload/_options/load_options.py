@@ -112,7 +112,7 @@ class Options:
     - `"auto"`, `True`: Compare with the digests that exist: a tload manifest beside the checkpoint, the
       store's own checksum of the whole object, the digest of a Hub or an OCI registry, or a signed
       manifest. `report.verification` lists what was not compared.
-    - `"require"`: As `"auto"`, but raise `InvalidRequestError` before the first read if something
+    - `"require"`: As `"auto"`, but raise `InvalidRequestError` before the first tensor if something
       cannot be compared: a file without a digest, or a file that is read in part and only has a
       digest of the whole.
     - `"sha256"`: As `"require"`, and only SHA-256 and BLAKE3 count. The other modes compare CRCs

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::check::Check;
+use super::check::LateCheck;
 use super::distributed::Joined;
 use super::near_gpu::NearGpu;
 use super::outputs::Complete;
@@ -39,7 +39,7 @@ pub(super) struct LoadEnd {
     pub(super) leader: Option<Arc<LeaderGroup>>,
     /// CPUs for the threads of the load, if they are chosen.
     pub(super) near_gpu: Option<Arc<NearGpu>>,
-    pub(super) check: Option<Arc<Check>>,
+    pub(super) check: Arc<LateCheck>,
     /// Completes a report with what only the destinations know.
     pub(super) destinations: Complete,
     pub(super) joined: Option<Joined>,
@@ -84,16 +84,14 @@ impl LastSteps for LoadEnd {
         }
         self.sources.verify_unchanged()?;
         (self.index.as_ref()).map_or(Ok(()), OpenedCheckpoint::verify_index)?;
-        (self.check.as_ref()).map_or(Ok(()), |check| check.finish())
+        self.check.finish()
     }
 
     /// Adds what only the destinations, the sources and other ranks know.
     fn complete(&self, report: &mut Report) {
         (self.destinations)(report, self.feed.origins());
         self.add_phases(report);
-        if let Some(check) = &self.check {
-            check.report(report);
-        }
+        self.check.report(report);
         add_depths(report, &self.feed, &self.sources);
         let RemoteReports { cache, mirrors } = self.sources.remote_reports();
         (report.cache, report.mirrors) = (cache, mirrors);

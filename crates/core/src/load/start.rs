@@ -1,14 +1,16 @@
 //! Outline of a load: the only file that names every stage.
 //!
-//! Refusals come before the first read. Unknown names, a budget below the largest region and an
+//! Refusals come before the first tensor. Unknown names, a budget below the largest region and an
 //! unavailable engine are errors of `stream()`, which returns when its first lanes have engines.
+//! What is read is compared with digests that are looked up meanwhile: `stream()` also waits for
+//! these.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::Loader;
-use super::check::{self, Check};
+use super::check::{self, LateCheck};
 use super::device_alloc::{AllocatorBridge, DeviceAllocator, free_bytes};
 use super::distributed::Joined;
 use super::early::EarlyStart;
@@ -27,13 +29,23 @@ use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
 use crate::sink::DeviceRegions;
 use crate::sync::timeline::Timeline;
+use crate::verify::Verify;
+
+/// Load that has been planned.
+struct Preparation {
+    started: Instant,
+    timeline: Timeline,
+    prepared: Prepared,
+    options: LoadOptions,
+    joined: Option<Joined>,
+}
 
 impl Loader {
     /// Starts the load. Tensors are yielded while later ones are still being read.
     ///
     /// # Errors
     ///
-    /// Everything that can be known before the first read: [`NoSuchTensor`]; [`InvalidRequest`];
+    /// Everything that can be known before the first tensor: [`NoSuchTensor`]; [`InvalidRequest`];
     /// [`OutOfMemory`] for a budget smaller than the largest tensor or a GPU with too little
     /// memory; [`Unsupported`] for a requested engine or cache mode that is unavailable, or without
     /// a CUDA driver; [`Device`][DeviceFailed] if the driver fails; [`Changed`] for a file that was
@@ -75,11 +87,33 @@ impl Loader {
     }
 
     fn start(&self, mut allocator: Option<Box<dyn DeviceAllocator>>) -> Result<TensorStream> {
-        let started = Instant::now();
-        let (prepared, options, joined) = self.prepare(started, allocator.as_deref_mut())?;
-        let timeline = Timeline::default();
-        let planned = timeline.record("plan", started);
-        let check = self.check(&prepared, started)?;
+        let preparation = self.prepare(allocator.as_deref_mut())?;
+        let check = self.check(&preparation)?;
+        let mut stream = self.begin(preparation, allocator, &check)?;
+        if let Err(error) = check.settle(|| stream.is_cancelled()) {
+            return Err(stream.refuse(error));
+        }
+        if let Some(timeout) = self.options.timeout {
+            stream.limit(timeout)?;
+        }
+        Ok(stream)
+    }
+
+    /// Starts the lanes of a load, which pass nothing on before `check` is ready.
+    fn begin(
+        &self,
+        preparation: Preparation,
+        allocator: Option<Box<dyn DeviceAllocator>>,
+        check: &Arc<LateCheck>,
+    ) -> Result<TensorStream> {
+        let Preparation {
+            started,
+            timeline,
+            prepared,
+            options,
+            joined,
+        } = preparation;
+        let planned = Instant::now();
         // Until the load has its own contexts and memory.
         let _prepared = self.early.as_ref().and_then(EarlyStart::take);
         let given = allocator.is_some();
@@ -93,7 +127,7 @@ impl Loader {
                 outputs.slab.clone(),
                 outputs.events,
             )
-            .checked(check.clone()),
+            .checked(Arc::clone(check)),
         );
         let counters = Arc::<Counters>::default();
         let lanes = prepared.lanes(&options, &feed, &counters, outputs.slab.as_ref());
@@ -118,7 +152,7 @@ impl Loader {
                 sources: Arc::clone(&prepared.sources),
                 leader: prepared.leader.clone(),
                 near_gpu: prepared.near_gpu.clone(),
-                check,
+                check: Arc::clone(check),
                 destinations: outputs.complete,
                 joined,
                 index: self.indexed().cloned(),
@@ -140,18 +174,15 @@ impl Loader {
         handover.set_engine(opened);
         let mut stream = TensorStream::new(handover, threads);
         stream.set_allocator(allocator);
-        if let Some(timeout) = options.timeout {
-            stream.limit(timeout)?;
-        }
         Ok(stream)
     }
 
     /// Joins the other ranks, opens the sources and plans the reads.
     fn prepare(
         &self,
-        started: Instant,
         allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
-    ) -> Result<(Prepared, LoadOptions, Option<Joined>)> {
+    ) -> Result<Preparation> {
+        let started = Instant::now();
         let requested = self.requested();
         let (selected, destinations) = requested.inspect_err(|error| self.give_up(error))?;
         let mut joined = self.join(started)?;
@@ -175,36 +206,61 @@ impl Loader {
             ranks,
         )?;
         prepared.limit_divisor = divisor;
-        Ok((prepared, options, joined))
+        let timeline = Timeline::default();
+        timeline.record("plan", started);
+        Ok(Preparation {
+            started,
+            timeline,
+            prepared,
+            options,
+            joined,
+        })
     }
 
-    /// Returns the verification of a load, if it is requested. Takes no longer than the timeout
-    /// leaves.
-    fn check(&self, prepared: &Prepared, started: Instant) -> Result<Option<Arc<Check>>> {
+    /// Prepares the verification of a load, if it is requested, beside its first reads. Takes no
+    /// longer than the timeout leaves. In a group, whose other ranks wait for the reads of this
+    /// one, the verification is ready before them.
+    fn check(&self, preparation: &Preparation) -> Result<Arc<LateCheck>> {
+        let Preparation {
+            started,
+            timeline,
+            prepared,
+            joined,
+            ..
+        } = preparation;
+        let choice = self.options.verify.clone();
+        if choice == Verify::Off {
+            return Ok(LateCheck::ready(None));
+        }
         let timeout = self.options.timeout;
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-        let choice = &self.options.verify;
-        if prepared.leader.is_some() {
-            // The leader verifies what it reads for all ranks, but may have selected tensors by
-            // name, where files may be missing.
-            if !self.by_name && self.expectations.is_none() {
-                check::require_files_within(&self.checkpoint, choice, left)?;
-            }
-            return Ok(None);
-        }
+        let (checkpoint, given) = (self.checkpoint.clone(), self.expectations.clone());
+        let by_name = self.by_name;
+        // The leader verifies what it reads for all ranks, but may have selected tensors by name,
+        // where files may be missing.
+        let is_led = prepared.leader.is_some();
         let loaded = check::Loaded::new(
             &prepared.plan,
             &prepared.tensors,
             Arc::clone(&prepared.sources) as _,
-            self.by_name,
+            by_name,
         );
-        check::check(
-            &self.checkpoint,
-            loaded,
-            self.expectations.as_ref(),
-            choice,
-            left,
-        )
+        let timeline = timeline.clone();
+        let prepare = move || {
+            if !is_led {
+                return check::check(&checkpoint, loaded, given.as_ref(), &choice, left);
+            }
+            if !by_name && given.is_none() {
+                check::require_files_within(&checkpoint, &choice, left)?;
+            }
+            Ok(None)
+        };
+        let prepare = move || timeline.time("check", || lane::caught(prepare));
+        let check = LateCheck::prepare(check::likely_crc(&self.options.verify), prepare);
+        if joined.is_some() {
+            check.settle(|| false)?;
+        }
+        Ok(check)
     }
 
     /// Returns the report of a load before it begins.

@@ -3,10 +3,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tload::CacheMode;
+use tload::internal::check::LateCheck;
 use tload::internal::plan::Layout;
 use tload::internal::schedule::{Depth, InFlight};
 use tload::internal::storage::{MemorySource, Source};
@@ -15,8 +19,9 @@ use tload::{
     Checkpoint, Dtype, Error, ErrorKind, Indices, LoadOptions, Loader, Order, Report, Selection,
     Slice, Tensor, TensorInfo, Verify,
 };
+use tload_base::crc::Polynomial;
 use tload_testing::fixtures::{FileBuilder, Rng, tensor_info};
-use tload_testing::sim::{INJECTED, SimConfig};
+use tload_testing::sim::{INJECTED, Moments, SimConfig};
 use tload_testing::simulation::{Simulation, Watched};
 
 use crate::files::{folder, location, mixed, options, write};
@@ -312,6 +317,106 @@ fn any_flipped_bit_is_found_before_its_tensor_is_handed_over() {
             assert_nothing_is_left(&watched);
         }
     });
+}
+
+/// The check becomes ready, or refuses the load, at any read; or the load is cancelled before.
+#[test]
+fn nothing_is_handed_over_before_its_check() {
+    for_every_seed(|seed| {
+        let mut rng = Rng::new(seed ^ 0x1A7E);
+        let mut simulation = simulation(&mut rng);
+        if simulation.plan().extents.is_empty() {
+            return;
+        }
+        let known: Vec<_> = simulation.sources.iter().map(|_| known(&mut rng)).collect();
+        let expectations = expectations(&simulation, &known);
+        let Ok(compared) = simulation.check(&expectations, &Verify::Auto) else {
+            unreachable!("the bytes are right");
+        };
+        let flips = rng.once_in(3);
+        if flips {
+            // Found by reading alone: the check was made of the right bytes.
+            let source = &mut simulation.sources[0];
+            let mut bytes = source.bytes().to_vec();
+            let last = bytes.len() - 1;
+            bytes[last] ^= 1;
+            *source = MemorySource::new("source 0", bytes);
+        }
+        let late = LateCheck::pending(rng.pick(&[None, Some(Polynomial::Crc64Nvme)]));
+        let (reads, seen) = (rng.below(2), AtomicU64::new(0));
+        let (reached, is_reached) = channel();
+        let moments = Moments::new(move || {
+            if seen.fetch_add(1, Ordering::SeqCst) == reads {
+                let _ = reached.send(());
+            }
+        });
+        for engine in &mut simulation.engines {
+            engine.moments = moments.clone();
+        }
+        drop(moments);
+        let (mut stream, watched) = simulation.late_stream(Arc::clone(&late));
+        is_reached
+            .recv_timeout(PATIENCE)
+            .expect("a read begins and ends without the check");
+        let mut tensors = Vec::new();
+        while let Poll::Ready(Some(tensor)) = stream.try_next() {
+            tensors.push(tensor.expect("no read fails"));
+        }
+        let is_empty = |tensor: &Tensor| tensor.byte_len() == 0;
+        assert!(tensors.iter().all(is_empty), "handed over unchecked");
+        match rng.below(4) {
+            0 => drop(stream),
+            1 => {
+                late.set(Err(Error::new(ErrorKind::Corrupt, "refused")));
+                let item = stream.wait(PATIENCE);
+                assert!(matches!(item, Poll::Ready(Some(Err(_)))), "{item:?}");
+                drop(stream);
+            }
+            _ => {
+                late.set(Ok(Some(compared.0)));
+                let mut failure = None;
+                loop {
+                    match stream.wait(PATIENCE) {
+                        Poll::Ready(None) => break,
+                        Poll::Ready(Some(Ok(tensor))) => tensors.push(tensor),
+                        Poll::Ready(Some(Err(error))) => failure = Some(error),
+                        Poll::Pending => unreachable!("{:?}", stream.progress()),
+                    }
+                }
+                assert_outcome(&simulation, &known, flips, &tensors, failure);
+            }
+        }
+        drop(tensors);
+        assert_nothing_is_left(&watched);
+    });
+}
+
+/// Asserts that a load has handed over the right tensors, or found the wrong last byte.
+fn assert_outcome(
+    simulation: &Simulation,
+    known: &[Known],
+    flips: bool,
+    tensors: &[Tensor],
+    failure: Option<Error>,
+) {
+    let source = &simulation.sources[0];
+    let own = simulation
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.shard() == 0);
+    let wrong = own.filter(|it| it.file_range().end == source.len() && it.byte_len() > 0);
+    let is_read = wrong.count() > 0;
+    if flips && is_read && known[0] != Known::Nothing {
+        let error = failure.expect("a flipped bit went unnoticed");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+        return;
+    }
+    assert!(failure.is_none(), "{failure:?}");
+    assert_eq!(tensors.len(), simulation.tensors.len());
+    for tensor in tensors {
+        let source = &simulation.sources[tensor.info().shard()];
+        assert!(tensor.bytes() == bytes_of(source.bytes(), tensor.info()));
+    }
 }
 
 /// Flips every bit of a small file.
@@ -628,7 +733,7 @@ fn uncomparable_load_is_reported_or_rejected() {
 }
 
 #[test]
-fn known_mismatch_fails_before_first_read() {
+fn known_mismatch_fails_before_first_tensor() {
     let folder = folder();
     let file = FileBuilder::new()
         .tensor("empty", Dtype::F32, &[0], &[])

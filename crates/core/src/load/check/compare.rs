@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sha2::{Digest as _, Sha256};
 
 use super::in_order::InOrder;
+use super::late::not_compared;
 use super::sum::Sum;
 use crate::crc::Polynomial;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::format::TensorInfo;
 use crate::memory::Filled;
 use crate::plan::{Extent, Piece, Plan};
@@ -46,7 +47,7 @@ pub(crate) trait Blame: Send + Sync {
 /// Passes an extent on to a sink.
 type Onward<'a> = dyn FnMut(&Extent, Filled) -> Result<()> + 'a;
 
-/// State of a check before the first read.
+/// State of a check before the first comparison.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     /// Requested verification.
@@ -80,8 +81,8 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] that names the tensor or the file, its bytes, and the mirrors that
-    /// may have sent them; errors of `onward`.
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) that names the tensor or the file, its bytes, and the
+    /// mirrors that may have sent them; errors of `onward`.
     pub(crate) fn pass(&self, index: usize, filled: Filled, onward: &mut Onward<'_>) -> Result<()> {
         let extent = &self.plan.extents[index];
         let source = &self.sources[extent.source];
@@ -223,7 +224,7 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Io`] if not, which would be a bug.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if not, which would be a bug.
     pub fn finish(&self) -> Result<()> {
         let tensors = self.digests.iter().flatten();
         let tensors_are_whole = tensors
@@ -236,10 +237,7 @@ impl Check {
         if tensors_are_whole && self.sources.iter().all(source_is_whole) {
             return Ok(());
         }
-        Err(
-            Error::new(ErrorKind::Io, "some of the bytes read were not compared")
-                .with_hint("this is a bug in tload; please report it"),
-        )
+        Err(not_compared())
     }
 
     /// Frees the memory of extents that wait for their turn, after the end of the load.

@@ -2,7 +2,7 @@
 //! nothing, and why not more. Pure.
 //!
 //! - Digests of the header and of each tensor that is read, each in full: the header is compared
-//!   before the first read, each tensor before it is handed over.
+//!   before the first tensor is handed over, each tensor before it is.
 //! - A digest of the whole file, if all of it is read: it is compared before the stream ends.
 //! - Digests of some tensors: these are compared.
 //!

@@ -8,10 +8,13 @@
 //! tensor with its own digest is never handed over unless its bytes match; with a digest of the
 //! whole file, the load fails before its stream ends. The last extent of a tensor, or of a file,
 //! waits until its digest matches. No lane waits for another one.
+//!
+//! All of this is prepared beside the first reads (`late.rs`). Lanes pass nothing on before.
 
 mod compare;
 mod coverage;
 mod in_order;
+mod late;
 mod setup;
 mod sum;
 mod tree;
@@ -23,8 +26,11 @@ use std::time::Duration;
 pub(crate) use compare::Blame;
 pub use compare::Check;
 pub use coverage::SourceFacts;
+pub use late::LateCheck;
+pub(in crate::load) use late::Passage;
 
 use crate::checkpoint::OpenedCheckpoint;
+use crate::crc::Polynomial;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorInfo;
 use crate::plan::Plan;
@@ -104,6 +110,15 @@ pub(crate) fn check(
     });
     let check = check.map_err(|error| blame.blame(error))?;
     Ok(Some(Arc::new(check)))
+}
+
+/// Returns the CRC that a load is probably compared by: manifests have it of everything, and it is
+/// the cheapest of their digests.
+pub(crate) fn likely_crc(choice: &Verify) -> Option<Polynomial> {
+    match choice {
+        Verify::Off | Verify::Sha256(_) => None,
+        Verify::Auto | Verify::Require | Verify::Manifest(_) | _ => Some(Polynomial::Crc64Nvme),
+    }
 }
 
 /// As [`require_files`], but takes no longer than `limit`.

@@ -10,7 +10,7 @@ use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::groups::{NodeShares, RemoteReports};
 use crate::load::Loader;
-use crate::load::check::{self, Check};
+use crate::load::check::{self, LateCheck};
 use crate::load::destinations::Destinations;
 use crate::load::lane::{self, LaneEvents, OpenSink, Refused};
 use crate::load::outputs::published;
@@ -47,7 +47,7 @@ pub(crate) struct Reader {
     counters: Arc<Counters>,
     /// Engine of the lanes, once it is open.
     engine: OnceLock<EngineReport>,
-    check: Option<Arc<Check>>,
+    check: Arc<LateCheck>,
     /// Lanes that have not ended.
     lanes: AtomicUsize,
     failure: Mutex<Option<Error>>,
@@ -116,6 +116,7 @@ impl Reader {
         .without(elsewhere);
         let given = loader.expectations.as_ref();
         let check = check::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
+        let check = LateCheck::ready(check);
         // The lane for other nodes waits for these events, and fetches more once there is memory.
         let events = (cluster.as_ref()).map_or_else(Arc::default, |it| Arc::clone(it.events()));
         let of_bands = Arc::clone(&bands);
@@ -409,9 +410,7 @@ impl Reader {
             report.mirrors = mirrors;
         }
         report.notes.extend(sources.notes());
-        if let Some(check) = &self.check {
-            check.report(report);
-        }
+        self.check.report(report);
     }
 
     fn fail(&self, error: &Error) {
@@ -442,8 +441,10 @@ impl Reader {
             }
             return;
         }
-        let check = || self.check.as_ref().map_or(Ok(()), |check| check.finish());
-        match sources.verify_unchanged().and_then(|()| check()) {
+        match sources
+            .verify_unchanged()
+            .and_then(|()| self.check.finish())
+        {
             Ok(()) => self.read(),
             Err(error) => self.fail(&error),
         }

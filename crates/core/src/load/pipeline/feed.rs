@@ -9,7 +9,7 @@ use super::lease_origin::LeaseOrigin;
 use super::not_begun::{DeviceWait, NotBegun};
 use crate::engine::Job;
 use crate::error::Result;
-use crate::load::check::Check;
+use crate::load::check::LateCheck;
 use crate::memory::{RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
@@ -29,7 +29,7 @@ pub struct Feed {
     waiting: EventCount,
     cancel: Arc<CancelFlag>,
     /// Verification between engine and sink.
-    pub(in crate::load) check: Option<Arc<Check>>,
+    pub(in crate::load) check: Arc<LateCheck>,
     started: Instant,
     /// By source: its name in messages.
     names: OnceLock<Vec<String>>,
@@ -117,7 +117,7 @@ impl Feed {
             events,
             waiting: EventCount::default(),
             cancel: Arc::default(),
-            check: None,
+            check: LateCheck::ready(None),
             started: Instant::now(),
             names: OnceLock::new(),
             copying: AtomicUsize::new(0),
@@ -127,7 +127,7 @@ impl Feed {
 
     /// Adds verification of everything that is read, on the way to the sink.
     #[must_use]
-    pub fn checked(mut self, check: Option<Arc<Check>>) -> Self {
+    pub fn checked(mut self, check: Arc<LateCheck>) -> Self {
         self.check = check;
         self
     }
@@ -275,9 +275,7 @@ impl Feed {
         self.events.notify();
         self.waiting.notify();
         self.cancel.cancel();
-        if let Some(check) = &self.check {
-            check.close();
-        }
+        self.check.close();
     }
 
     /// Ends the load: starts no more reads and frees the memory kept for later ones. Windows in
@@ -374,10 +372,7 @@ impl Feed {
         let origin = &self.origins[plan.regions[extent.region].destination];
         let writer = &mut writers[extent.region];
         let mut lease = origin.lease(plan, extent_index, writer, slab.as_ref());
-        if let Some(check) = &self.check {
-            lease.checked();
-            lease.want_crc(check.polynomial(extent));
-        }
+        self.check.announce(&mut lease, extent);
         state.reads.began(extent_index, group, now);
         Ok(NextJob::Job(Job {
             extent: extent_index,

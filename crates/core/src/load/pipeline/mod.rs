@@ -31,6 +31,7 @@ pub use published::PublishedMemory;
 
 use crate::engine::{Done, Engine, Wait};
 use crate::error::{Error, ErrorKind, Result};
+use crate::load::check::Passage;
 use crate::report::{Counters, Stage};
 use crate::schedule::WINDOW;
 use crate::sink::Sink;
@@ -259,8 +260,16 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             if feed.plan.slice_in(extent).is_some() && !filled.is_gathered() {
                 feed.plan.gather(extent, filled.bytes_mut());
             }
-            let Some(check) = &feed.check else {
-                return sink.submit(extent, filled);
+            let passage = feed.check.passage().unwrap_or_else(|| {
+                watch.lap(Stage::Deliver);
+                let passage = feed.check.wait();
+                watch.lap(Stage::Verify);
+                passage
+            });
+            let check = match passage {
+                Passage::Open => return sink.submit(extent, filled),
+                Passage::Checked(check) => check,
+                Passage::Closed => return Ok(()),
             };
             watch.lap(Stage::Deliver);
             // The check calls back for each extent that it passes on: none if this one has to wait

@@ -32,7 +32,7 @@ impl Canceller {
     }
 
     /// Cancels the load. Does nothing if it has ended. If it is still starting, it is refused as
-    /// [`Cancelled`](crate::ErrorKind::Cancelled) before it reads.
+    /// [`Cancelled`](crate::ErrorKind::Cancelled).
     pub fn cancel(&self) {
         let state = std::mem::replace(&mut *self.0.lock(), State::Cancelled);
         if let State::Begun(handover) = state

@@ -130,6 +130,19 @@ impl TensorStream {
         }
     }
 
+    /// Returns whether the load was cancelled.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.handover.lock().state.outcome().is_some()
+    }
+
+    /// Ends the load with `error`, before the caller has received anything, and returns it. Metrics
+    /// do not count the load.
+    pub(crate) fn refuse(mut self, error: Error) -> Error {
+        self.is_counted = true;
+        self.handover.abandon(error.again());
+        error
+    }
+
     /// Starts a thread that ends the load after `timeout`. If none can be started, the load fails.
     pub(crate) fn limit(&mut self, timeout: Duration) -> Result<()> {
         let handover = Arc::clone(&self.handover);

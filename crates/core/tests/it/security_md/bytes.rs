@@ -61,11 +61,21 @@ pub(super) const BYTES: Section = Section {
             ],
         },
         Promise {
+            says: "Digests are looked up beside the first reads: no tensor is delivered before, and \
+                   what is found wrong then is an error of the call that starts the load.",
+            tests: &[
+                "crates/core/tests/it/verified.rs::nothing_is_handed_over_before_its_check",
+                "crates/core/tests/it/verified.rs::known_mismatch_fails_before_first_tensor",
+                "crates/core/tests/objects/late_checks.rs::first_read_does_not_wait_for_digests",
+                "crates/core/tests/objects/late_checks.rs::wrong_manifest_is_an_error_of_the_start_during_first_reads",
+            ],
+        },
+        Promise {
             says: "With a manifest, the header of a file is compared also when only some tensors \
                    are loaded.",
             tests: &[
                 "crates/core/tests/it/expectations.rs::header_is_compared_when_index_omits_tensors",
-                "tests/test_verify_streaming.py::test_wrong_header_is_detected_before_first_read",
+                "tests/test_verify_streaming.py::test_wrong_header_is_detected_before_first_tensor",
             ],
         },
         Promise {
