@@ -218,8 +218,9 @@ impl Loader {
     }
 
     /// Prepares the verification of a load, if it is requested, beside its first reads. Takes no
-    /// longer than the timeout leaves. In a group, whose other ranks wait for the reads of this
-    /// one, the verification is ready before them.
+    /// longer than the timeout leaves. It is ready before the reads of a load in a group, since
+    /// other ranks wait for these, and of one into the caller's memory, which a refusal leaves as
+    /// it was.
     fn check(&self, preparation: &Preparation) -> Result<Arc<LateCheck>> {
         let Preparation {
             started,
@@ -257,7 +258,7 @@ impl Loader {
         };
         let prepare = move || timeline.time("check", || lane::caught(prepare));
         let check = LateCheck::prepare(check::likely_crc(&self.options.verify), prepare);
-        if joined.is_some() {
+        if joined.is_some() || !self.targets.is_empty() {
             check.settle(|| false)?;
         }
         Ok(check)

@@ -2,13 +2,16 @@
 //! until it has been asked for bytes of tensors: a load that waited for the manifest before its
 //! first read would never end.
 
+#![expect(unsafe_code, reason = "lends memory to a load")]
+
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
 use tload::verify::{Algorithm, Digest, MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
-use tload::{Canceller, Checkpoint, ErrorKind, Loader, Result, Tensor, Verify};
-use tload_testbed::{Fault, FaultyServer, Operation, Rule, pause_between_looks};
+use tload::{Canceller, Checkpoint, ErrorKind, Loader, Result, Target, Tensor, Verify};
+use tload_testbed::{Fault, FaultyServer, Operation, Request, Rule, pause_between_looks};
 
 use crate::caching::PATIENCE;
 use crate::fixtures::{assert_all, even, options};
@@ -83,16 +86,22 @@ impl Bench {
         loader.options(options(|it| it.verify = Verify::Require))
     }
 
+    /// Returns whether a request is for bytes of tensors.
+    fn is_read(&self, request: &Request) -> bool {
+        let header = self.checkpoint.shards()[0].header_bytes();
+        let range = request.range.clone().unwrap_or_default();
+        request.operation == Operation::Get && request.path.ends_with(KEY) && range.end > header
+    }
+
     /// Waits until the server has been asked for bytes of tensors.
     fn wait_for_reads(&self) {
-        let header = self.checkpoint.shards()[0].header_bytes();
+        self.wait_for(|request| self.is_read(request));
+    }
+
+    fn wait_for(&self, is_it: impl Fn(&Request) -> bool) {
         let started = Instant::now();
-        let is_read = |request: &tload_testbed::Request| {
-            let range = request.range.clone().unwrap_or_default();
-            request.operation == Operation::Get && request.path.ends_with(KEY) && range.end > header
-        };
-        while !self.server.requests().iter().any(is_read) {
-            assert!(started.elapsed() < PATIENCE, "nothing is read");
+        while !self.server.requests().iter().any(&is_it) {
+            assert!(started.elapsed() < PATIENCE, "no such request");
             pause_between_looks();
         }
     }
@@ -156,6 +165,38 @@ fn wrong_manifest_is_an_error_of_the_start_during_first_reads() {
             assert_eq!(error.kind(), kind, "{}", error.chain());
             assert!(error.message().contains(message), "{error}");
         });
+    }
+}
+
+#[test]
+fn refused_load_leaves_memory_of_caller_as_it_was() {
+    let bench = Bench::new();
+    let mut longer = bench.manifest();
+    longer.bytes += 1;
+    bench.hold(&rendered(&longer));
+    let lent = |info: &tload::TensorInfo| {
+        let len = usize::try_from(info.byte_len()).expect("small");
+        (info.name().to_owned(), vec![0xEE; len])
+    };
+    let mut memory: Vec<_> = bench.checkpoint.tensors().iter().map(lent).collect();
+    let targets = memory.iter_mut().map(|(name, bytes)| {
+        let start = NonNull::from(&mut bytes[0]);
+        // SAFETY: the memory outlives the load, and is not used before its end.
+        let target = unsafe { Target::host(start, bytes.len(), None) };
+        (name.clone(), target)
+    });
+    let loader = bench.loader().targets(targets);
+    thread::scope(|scope| {
+        let start = scope.spawn(move || loader.stream().map(drop));
+        bench.wait_for(|request| request.path.ends_with(MANIFEST_NAME));
+        bench.server.clear_faults();
+        let error = start.join().expect("no panic").expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+    });
+    let requests = bench.server.requests();
+    assert!(!requests.iter().any(|it| bench.is_read(it)), "no read");
+    for (name, bytes) in &memory {
+        assert!(bytes.iter().all(|byte| *byte == 0xEE), "{name}");
     }
 }
 
