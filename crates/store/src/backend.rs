@@ -4,7 +4,7 @@
 //! Each protocol implements [`StoreBackend`] beside its code: `objects.rs` for the stores that
 //! `object_store` knows, `hub/` and `oci/`. [`Store`](crate::Store) calls it, and all of its
 //! requests go through [`Requests`]. What differs in errors is in
-//! [`Hints`](crate::errors::classification::Hints).
+//! [`Hints`](crate::explain::context::Hints).
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -7,7 +7,8 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectStore};
 
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
-use crate::errors::classification::{Classification, RequestContext};
+use crate::errors::classification::Classification;
+use crate::explain::context::RequestContext;
 use crate::explain::failure::{Failure, Fault};
 use crate::http::current_request::CurrentRequest;
 use crate::http::ranged_response::misplaced;

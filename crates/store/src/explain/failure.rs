@@ -10,13 +10,12 @@ use std::io;
 
 use object_store::client::HttpError;
 
+use super::context::RequestContext;
 use super::rules::Rules;
 use super::transport_rules::{MALFORMED, OF_CALLER, OF_IO, TRANSPORT, innermost, words};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, FailedRequest};
-use crate::errors::classification::{
-    Cause, Classification, RequestContext, find, no_credentials, texts,
-};
+use crate::errors::classification::{Cause, Classification, find, no_credentials, texts};
 use crate::http::proxy::UnusableProxy;
 use crate::http::ranged_response::{NoRange, whole_files_only};
 use crate::http::response_capture::ResponseCapture;

@@ -121,7 +121,8 @@ pub(crate) const NAME_CREDENTIALS: &str =
 mod tests {
     use super::*;
     use crate::builder::StoreProtocol;
-    use crate::errors::classification::{Classification, RequestContext};
+    use crate::errors::classification::Classification;
+    use crate::explain::context::RequestContext;
     use crate::http::proxy::UsedProxy;
     use crate::http::redirects::{NotAdmitted, Refused};
     use crate::http::response_capture::ResponseCapture;

@@ -220,7 +220,8 @@ mod tests {
 
     use super::*;
     use crate::error::ErrorKind;
-    use crate::errors::classification::{Classification, Hints, RequestContext};
+    use crate::errors::classification::Classification;
+    use crate::explain::context::{Hints, RequestContext};
     use crate::http::proxy::UsedProxy;
     use crate::http::response_capture::ResponseCapture;
     use crate::sync::retry::Transient;

@@ -11,7 +11,7 @@ use crate::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use crate::credentials::origin::{ANONYMOUS, Credentials};
 use crate::environment::{Environment, Variables};
 use crate::error::{Error, ErrorKind, Result};
-use crate::errors::classification::Hints;
+use crate::explain::context::Hints;
 use crate::http::client::Extras;
 use crate::http::pages::Format;
 use crate::http::signing::Signer;

@@ -21,7 +21,7 @@ use url::Url;
 use crate::builder::{OpenStore, Opening, StoreProtocol, no_retries};
 use crate::credentials::origin::{ANONYMOUS, Credentials};
 use crate::error::{Error, ErrorKind, Result};
-use crate::errors::classification::Hints;
+use crate::explain::context::Hints;
 use crate::explain::rules::{CODES, Rules, STATUSES, rules};
 use crate::http::client::Extras;
 use crate::http::connector::Connector;

@@ -45,7 +45,8 @@ const DISABLED: &str = "Access to this resource is disabled.";
 #[cfg(test)]
 mod tests {
     use crate::error::ErrorKind;
-    use crate::errors::classification::{Classification, RequestContext};
+    use crate::errors::classification::Classification;
+    use crate::explain::context::RequestContext;
     use crate::explain::failure::Failure;
     use crate::http::response_capture::ResponseCapture;
     use crate::protocols::hub::PROTOCOL;

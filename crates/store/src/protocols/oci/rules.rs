@@ -30,7 +30,7 @@ pub(super) const RULES: Rules = rules! { |f|
 #[cfg(test)]
 mod tests {
     use crate::error::ErrorKind;
-    use crate::errors::classification::RequestContext;
+    use crate::explain::context::RequestContext;
     use crate::explain::failure::Failure;
     use crate::http::response_capture::ResponseCapture;
     use crate::protocols::oci::PROTOCOL;

@@ -23,7 +23,7 @@ use crate::credentials::origin::needs_no_files;
 use crate::credentials::origin::{ANONYMOUS, Credentials, files_of_aws};
 use crate::environment::{Environment, Variables};
 use crate::error::{Error, ErrorKind, Result};
-use crate::errors::classification::Hints;
+use crate::explain::context::Hints;
 use crate::explain::failure::Failure;
 use crate::explain::rules::{CODES, Rules, STATUSES, rules};
 use crate::http::client::Extras;
