@@ -2,7 +2,7 @@
 //! `object_store` requests page after page for as long as the store names another one, and keeps
 //! all of them.
 //!
-//! [`bounded`] encloses a listing, and [`gathered`] one that `object_list.rs` parses;
+//! [`bounded`] encloses a listing, and [`gathered`] one that `object_list` parses;
 //! `response_capture.rs` reports each of its requests and responses here.
 
 use std::collections::HashSet;

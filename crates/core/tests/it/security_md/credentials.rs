@@ -18,7 +18,7 @@ pub(super) const CREDENTIALS: Section = Section {
                 "crates/core/tests/objects/hosts.rs::aws_credentials_skip_hosts_named_by_bucket",
                 "crates/core/tests/objects/credentials.rs::profile_keys_go_to_profile_endpoint",
                 "crates/core/tests/objects/credentials.rs::configured_endpoints_can_be_ignored",
-                "crates/store/src/protocols/s3/mod.rs::bucket_unsafe_in_host_name_is_rejected",
+                "crates/store/src/protocols/s3/tests.rs::bucket_unsafe_in_host_name_is_rejected",
             ],
         },
         Promise {
@@ -120,7 +120,7 @@ pub(super) const CREDENTIALS: Section = Section {
             tests: &[
                 "crates/core/tests/objects/credentials.rs::environment_keys_are_used_unless_options_set",
                 "crates/store/src/environment.rs::explicit_credentials_exclude_ambient_ones",
-                "crates/store/src/protocols/s3/mod.rs::options_win_over_the_environment",
+                "crates/store/src/protocols/s3/tests.rs::options_win_over_the_environment",
                 "crates/store/src/protocols/azure.rs::explicit_credentials_are_not_mixed_with_those_of_the_environment",
             ],
         },
