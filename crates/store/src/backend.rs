@@ -2,9 +2,9 @@
 //! what the server says about them.
 //!
 //! Each protocol implements [`StoreBackend`] beside its code: `objects.rs` for the stores that
-//! `object_store` knows, `hub/` and `oci/`. [`Store`](super::Store) calls it, and all of its
+//! `object_store` knows, `hub/` and `oci/`. [`Store`](crate::Store) calls it, and all of its
 //! requests go through [`Requests`]. What differs in errors is in
-//! [`Hints`](super::classification::Hints).
+//! [`Hints`](crate::explain::context::Hints).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use futures_util::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectMeta};
 
-use super::answers::Answers;
-use super::failure::Fault;
-use super::requests::Requests;
-use super::response_capture::ResponseCapture;
-use super::tree::{Level, Listed};
+use crate::answers::Answers;
+use crate::explain::failure::Fault;
+use crate::http::response_capture::ResponseCapture;
+use crate::lists::tree::{Level, Listed};
+use crate::requests::Requests;
 
 /// Protocol of one opened store. Every request is one attempt.
 #[async_trait]

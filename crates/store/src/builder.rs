@@ -1,8 +1,8 @@
 //! Common steps of opening a store of any protocol: options over environment, and errors without
 //! secrets.
 //!
-//! The files of the protocols (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`, `hub/`, `oci/`) turn this
-//! into a builder of `object_store`, or a store. Each has a [`StoreProtocol`].
+//! The files and folders of `protocols/` turn this into a builder of `object_store`, or a store.
+//! Each has a [`StoreProtocol`].
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,19 +11,20 @@ use std::sync::Arc;
 use http::HeaderValue;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
-use super::backend::StoreBackend;
-use super::classification::{Hints, texts};
-use super::client::{Extras, client_options};
-use super::connector::Connector;
-use super::credentials::Credentials;
-use super::environment::{Environment, Variables};
-use super::first_connection::FirstConnection;
-use super::objects::Objects;
-use super::pages::Format;
-use super::redactor::{Redactor, Sent};
-use super::signing::Signer;
-use super::trust::Bundle;
+use crate::backend::StoreBackend;
+use crate::credentials::origin::Credentials;
+use crate::environment::{Environment, Variables};
 use crate::error::{Error, ErrorKind, Result};
+use crate::errors::classification::texts;
+use crate::errors::redactor::{Redactor, Sent};
+use crate::explain::context::Hints;
+use crate::http::client::{Extras, client_options};
+use crate::http::connector::Connector;
+use crate::http::first_connection::FirstConnection;
+use crate::http::pages::Format;
+use crate::http::signing::Signer;
+use crate::http::trust::Bundle;
+use crate::objects::Objects;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
 

@@ -218,7 +218,7 @@ impl Variables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{azure, gcs, s3};
+    use crate::protocols::{azure, gcs, s3};
 
     fn environment(variables: &[(&str, &str)]) -> Environment {
         Environment::new(

@@ -7,13 +7,13 @@ use async_trait::async_trait;
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectStore};
 
-use super::answers::Answers;
-use super::backend::StoreBackend;
-use super::failure::Fault;
-use super::pages::{self, Format, Gathered};
-use super::requests::Requests;
-use super::response_capture::ResponseCapture;
-use super::tree::{Level, Listed};
+use crate::answers::Answers;
+use crate::backend::StoreBackend;
+use crate::explain::failure::Fault;
+use crate::http::pages::{self, Format, Gathered};
+use crate::http::response_capture::ResponseCapture;
+use crate::lists::tree::{Level, Listed};
+use crate::requests::Requests;
 
 /// Objects that are requested by their paths.
 pub(crate) struct Objects {

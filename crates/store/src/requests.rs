@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectStore};
 
-use super::classification::{Classification, RequestContext};
-use super::current_request::CurrentRequest;
-use super::failure::{Failure, Fault};
-use super::ranged_response::misplaced;
-use super::response_capture::ResponseCapture;
-use super::server::Server;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
+use crate::errors::classification::Classification;
+use crate::explain::context::RequestContext;
+use crate::explain::failure::{Failure, Fault};
+use crate::http::current_request::CurrentRequest;
+use crate::http::ranged_response::misplaced;
+use crate::http::response_capture::ResponseCapture;
+use crate::server::Server;
 use crate::sync::retry::Transient;
 use crate::sync::timeline::Timeline;
 

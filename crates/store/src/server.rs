@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::builder::{OpenStore, Opening};
-use super::classification::{Hints, RequestContext};
-use super::connector::Connector;
-use super::credentials::Credentials;
-use super::environment::Surroundings;
-use super::first_connection::FirstConnection;
-use super::redactor::Redactor;
-use super::response_capture::ResponseCapture;
-use super::signing::Signer;
+use crate::builder::{OpenStore, Opening};
+use crate::credentials::origin::Credentials;
+use crate::environment::Surroundings;
+use crate::errors::redactor::Redactor;
+use crate::explain::context::{Hints, RequestContext};
+use crate::http::connector::Connector;
+use crate::http::first_connection::FirstConnection;
+use crate::http::response_capture::ResponseCapture;
+use crate::http::signing::Signer;
 use crate::options::store_options::without_credentials;
 
 /// End of the address of a server whose certificate is not verified.

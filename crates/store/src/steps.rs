@@ -36,11 +36,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::hub::Commit;
-    use crate::hub::bucket::{level, next_page};
-    use crate::hub::xet::terms_of_one_xorb;
-    use crate::object_list::{Format, Gathered};
-    use crate::oci::{MANIFESTS, Manifest};
+    use crate::lists::object_list::{Format, Gathered};
+    use crate::protocols::hub::Commit;
+    use crate::protocols::hub::bucket::{level, next_page};
+    use crate::protocols::hub::xet::terms_of_one_xorb;
+    use crate::protocols::oci::{MANIFESTS, Manifest};
 
     const NUMBER: usize = 50_000;
 

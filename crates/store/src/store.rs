@@ -8,27 +8,27 @@ use std::sync::Arc;
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
-use super::answers::{AnswerCache, Answers, Check, check};
-use super::backend::{Attempt, Pieces, StoreBackend};
-use super::builder::Opening;
-use super::checksums::Asks;
-use super::connector::Connector;
-use super::environment::{Environment, Surroundings};
-use super::failure::Fault;
-use super::objects::Objects;
-use super::path::object_path;
-use super::protocols;
-use super::redactor::Redactor;
-use super::requests::Requests;
-use super::response_capture::ResponseCapture;
-use super::server::Server;
-use super::signing::Signer;
-use super::tree::{Level, Listed};
+use crate::answers::{AnswerCache, Answers, Check, check};
+use crate::backend::{Attempt, Pieces, StoreBackend};
+use crate::builder::Opening;
+use crate::environment::{Environment, Surroundings};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{FailedRequest, Result};
+use crate::errors::redactor::Redactor;
+use crate::explain::failure::Fault;
+use crate::http::checksums::Asks;
+use crate::http::connector::Connector;
+use crate::http::response_capture::ResponseCapture;
+use crate::http::signing::Signer;
+use crate::lists::tree::{Level, Listed};
+use crate::objects::Objects;
 use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
+use crate::path::object_path;
+use crate::protocols;
+use crate::requests::Requests;
+use crate::server::Server;
 use crate::sync::timeline::Timeline;
 
 /// Bucket, container, web server, or repository of a model hub.

@@ -18,7 +18,7 @@ pub(super) const CREDENTIALS: Section = Section {
                 "crates/core/tests/objects/hosts.rs::aws_credentials_skip_hosts_named_by_bucket",
                 "crates/core/tests/objects/credentials.rs::profile_keys_go_to_profile_endpoint",
                 "crates/core/tests/objects/credentials.rs::configured_endpoints_can_be_ignored",
-                "crates/store/src/s3.rs::bucket_unsafe_in_host_name_is_rejected",
+                "crates/store/src/protocols/s3/tests.rs::bucket_unsafe_in_host_name_is_rejected",
             ],
         },
         Promise {
@@ -30,9 +30,9 @@ pub(super) const CREDENTIALS: Section = Section {
                 "crates/core/tests/objects/hosts.rs::azure_credentials_skip_hosts_named_only_by_url",
                 "crates/core/tests/objects/hosts.rs::azure_credentials_go_to_configured_endpoint",
                 "crates/core/tests/objects/hosts.rs::azure_connection_string_key_goes_to_its_endpoint",
-                "crates/store/src/azure.rs::host_named_only_by_url_gets_no_environment_credentials",
-                "crates/store/src/azure.rs::identity_option_does_not_trust_foreign_host",
-                "crates/store/src/azure.rs::text_neither_account_nor_host_is_rejected",
+                "crates/store/src/protocols/azure.rs::host_named_only_by_url_gets_no_environment_credentials",
+                "crates/store/src/protocols/azure.rs::identity_option_does_not_trust_foreign_host",
+                "crates/store/src/protocols/azure.rs::text_neither_account_nor_host_is_rejected",
             ],
         },
         Promise {
@@ -50,9 +50,9 @@ pub(super) const CREDENTIALS: Section = Section {
                    only if `GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1`, and its texts are not \
                    shown.",
             tests: &[
-                "crates/store/src/gcs/external_account.rs::tokens_go_to_hosts_of_google_only",
-                "crates/store/src/gcs/external_account.rs::tokens_go_to_their_own_service_only",
-                "crates/store/src/gcs/subject_token.rs::unusable_sources_are_explained",
+                "crates/store/src/protocols/gcs/external_account.rs::tokens_go_to_hosts_of_google_only",
+                "crates/store/src/protocols/gcs/external_account.rs::tokens_go_to_their_own_service_only",
+                "crates/store/src/protocols/gcs/subject_token.rs::unusable_sources_are_explained",
                 "crates/core/tests/objects/external_accounts.rs::unusable_accounts_are_explained_and_nothing_is_sent",
                 "crates/core/tests/objects/external_accounts.rs::subject_tokens_come_from_files_urls_and_programs",
             ],
@@ -73,7 +73,7 @@ pub(super) const CREDENTIALS: Section = Section {
                 "crates/core/tests/objects/registry_access.rs::redirect_gets_no_credentials",
                 "crates/core/tests/objects/registry_access.rs::challenge_of_redirect_target_is_not_answered",
                 "crates/core/tests/objects/registry_access.rs::token_service_of_another_network_is_refused",
-                "crates/store/src/oci/challenge.rs::token_service_is_as_public_as_the_registry",
+                "crates/store/src/protocols/oci/challenge.rs::token_service_is_as_public_as_the_registry",
             ],
         },
         Promise {
@@ -105,9 +105,9 @@ pub(super) const CREDENTIALS: Section = Section {
             tests: &[
                 "crates/core/tests/objects/redirects.rs::redirects_from_https_to_http_are_rejected",
                 "crates/core/tests/objects/redirects.rs::redirects_into_private_networks_are_rejected",
-                "crates/store/src/redirects.rs::redirect_to_narrower_reach_is_rejected",
-                "crates/store/src/addresses.rs::limited_names_resolve_to_no_address_of_a_narrower_reach",
-                "crates/store/src/addresses.rs::addresses_have_the_reach_of_their_network",
+                "crates/store/src/http/redirects.rs::redirect_to_narrower_reach_is_rejected",
+                "crates/store/src/http/addresses.rs::limited_names_resolve_to_no_address_of_a_narrower_reach",
+                "crates/store/src/http/addresses.rs::addresses_have_the_reach_of_their_network",
             ],
         },
         Promise {
@@ -120,8 +120,8 @@ pub(super) const CREDENTIALS: Section = Section {
             tests: &[
                 "crates/core/tests/objects/credentials.rs::environment_keys_are_used_unless_options_set",
                 "crates/store/src/environment.rs::explicit_credentials_exclude_ambient_ones",
-                "crates/store/src/s3.rs::options_win_over_the_environment",
-                "crates/store/src/azure.rs::explicit_credentials_are_not_mixed_with_those_of_the_environment",
+                "crates/store/src/protocols/s3/tests.rs::options_win_over_the_environment",
+                "crates/store/src/protocols/azure.rs::explicit_credentials_are_not_mixed_with_those_of_the_environment",
             ],
         },
         Promise {
@@ -129,7 +129,7 @@ pub(super) const CREDENTIALS: Section = Section {
                    a hub.",
             tests: &[
                 "crates/core/tests/objects/credentials.rs::anonymous_requests_carry_no_credentials",
-                "crates/store/src/hub/settings.rs::token_is_option_then_variable_then_file",
+                "crates/store/src/protocols/hub/settings.rs::token_is_option_then_variable_then_file",
             ],
         },
         Promise {
@@ -182,8 +182,8 @@ pub(super) const CREDENTIALS: Section = Section {
             says: "Requests for credentials to the metadata service of a machine, and to token \
                    services on this machine, do not go through a proxy.",
             tests: &[
-                "crates/store/src/client.rs::metadata_requests_bypass_proxy",
-                "crates/store/src/proxy.rs::variables_name_no_proxy_of_metadata_services",
+                "crates/store/src/http/client.rs::metadata_requests_bypass_proxy",
+                "crates/store/src/http/proxy.rs::variables_name_no_proxy_of_metadata_services",
                 "crates/core/tests/objects/hosts.rs::metadata_requests_bypass_proxy_of_variables",
                 "crates/core/tests/objects/external_accounts.rs::services_without_tls_are_not_asked_through_proxy",
             ],

@@ -69,9 +69,9 @@ pub(super) const OBJECTS: Section = Section {
                 "crates/core/tests/objects/lists.rs::pages_of_hubs_that_never_end_are_an_error",
                 "crates/core/tests/objects/lists.rs::endless_list_ends_at_cancel",
                 "crates/store/src/steps.rs::work_is_linear_in_the_answers_of_servers",
-                "crates/store/src/pages.rs::list_over_page_or_byte_limit_fails",
+                "crates/store/src/http/pages.rs::list_over_page_or_byte_limit_fails",
                 "crates/format/src/shards.rs::missing_shard_is_linear",
-                "crates/store/src/hub/listing.rs::level_of_large_commit_visits_only_folder",
+                "crates/store/src/protocols/hub/listing.rs::level_of_large_commit_visits_only_folder",
             ],
         },
         Promise {
@@ -89,8 +89,8 @@ pub(super) const OBJECTS: Section = Section {
                    error, and so are many times the requested bytes.",
             tests: &[
                 "crates/core/tests/objects/xet.rs::many_times_the_requested_bytes_are_refused",
-                "crates/store/src/hub/xet/terms.rs::hostile_terms_are_refused",
-                "crates/store/src/hub/xet/unpack.rs::hostile_headers_are_refused",
+                "crates/store/src/protocols/hub/xet/terms.rs::hostile_terms_are_refused",
+                "crates/store/src/protocols/hub/xet/unpack.rs::hostile_headers_are_refused",
                 "crates/core/tests/objects/xet.rs::damaged_xorb_is_requested_again_and_then_an_error",
             ],
         },

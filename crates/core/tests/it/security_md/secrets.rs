@@ -23,8 +23,8 @@ pub(super) const SECRETS: Section = Section {
                    in base64.",
             tests: &[
                 "crates/core/tests/objects/echoes.rs::errors_show_no_secret_echoed_by_server",
-                "crates/store/src/redactor.rs::secrets_are_masked_in_every_form",
-                "crates/store/src/redactor.rs::sent_secrets_are_masked",
+                "crates/store/src/errors/redactor.rs::secrets_are_masked_in_every_form",
+                "crates/store/src/errors/redactor.rs::sent_secrets_are_masked",
                 "crates/cli/tests/it/secrets.rs::secrets_echoed_by_server_are_redacted",
             ],
         },

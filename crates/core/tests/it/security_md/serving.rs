@@ -38,7 +38,7 @@ pub(super) const SERVING: Section = Section {
             tests: &[
                 "crates/cli/tests/it/serve/passed_on.rs::text_of_a_hub_adds_no_header",
                 "crates/serve/src/response.rs::control_characters_are_in_no_header",
-                "crates/store/src/hub/listing.rs::contents_name_is_hexadecimal_digits_or_none",
+                "crates/store/src/protocols/hub/listing.rs::contents_name_is_hexadecimal_digits_or_none",
             ],
         },
         Promise {
