@@ -25,6 +25,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Node {
     /// Ranks of the node that share, this one included.
     pub ranks: Vec<usize>,
+    /// By rank of the node: the CPUs that it may use, as [`Hello::cpus`] lists them.
+    pub cpus: Vec<Option<String>>,
     /// Rank that reads for them.
     pub leader: usize,
     /// Role of this rank.
@@ -139,8 +141,10 @@ pub fn join(
     if let Some(difference) = Difference::of_contents(&hellos) {
         return Err(difference.error(&states(group, &difference, &hello, deadline)?));
     }
+    let cpus_of = |rank: usize| hellos[rank].cpus.clone();
     let alone = |reason: Option<String>| Node {
         ranks: vec![rank],
+        cpus: vec![cpus_of(rank)],
         leader: rank,
         role: Role::Alone,
         leaders: Vec::new(),
@@ -178,6 +182,7 @@ pub fn join(
     }
     Ok(match role {
         Some(role) => Node {
+            cpus: ranks.iter().copied().map(cpus_of).collect(),
             ranks,
             leader,
             role,

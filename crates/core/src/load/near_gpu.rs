@@ -17,9 +17,9 @@ pub(crate) struct NearGpu {
 }
 
 impl NearGpu {
-    /// Chooses the CPUs near the GPUs of a load, which is one of `ranks` on this machine. Returns
-    /// `None` for a load to no GPU.
-    pub(crate) fn new(destinations: &Destinations, ranks: usize) -> Option<Arc<Self>> {
+    /// Chooses the CPUs near the GPUs of a load; `copiers` is the number of threads that copy for a
+    /// rank of a group. Returns `None` for a load to no GPU.
+    pub(crate) fn new(destinations: &Destinations, copiers: Option<usize>) -> Option<Arc<Self>> {
         let surroundings = destinations.contexts().map(|context| {
             let unknown = || format!("cuda:{} has no PCI address", context.ordinal());
             near(
@@ -35,7 +35,8 @@ impl NearGpu {
             Ok(allowed) => placement(&surroundings, &allowed),
             Err(error) => Placement::Unknown(error.to_string()),
         };
-        Some(Arc::new(Self::at(chosen, engine::copiers_of_rank(ranks))))
+        let copiers = copiers.unwrap_or_else(|| engine::copiers_for(destinations.gpus()));
+        Some(Arc::new(Self::at(chosen, copiers)))
     }
 
     fn at(placement: Placement, copiers: usize) -> Self {

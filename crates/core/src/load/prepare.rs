@@ -53,8 +53,8 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Opens the sources of `tensors` and plans their reads. `ranks` load at the same time on this
-    /// machine, as far as is known.
+    /// Opens the sources of `tensors` and plans their reads. `copiers` is the number of threads that
+    /// copy for a rank of a group.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Prepared {
         mut destinations: Destinations,
         options: &LoadOptions,
         others: Option<Others>,
-        ranks: usize,
+        copiers: Option<usize>,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
         if options.cache == CacheMode::Map {
@@ -101,7 +101,7 @@ impl Prepared {
         plan.renumber(&numbers);
         let has_nodes = table.has_nodes();
         let near_gpu = (options.trial.numa)
-            .then(|| NearGpu::new(&destinations, ranks))
+            .then(|| NearGpu::new(&destinations, copiers))
             .flatten();
         let copiers = near_gpu.as_ref().map(|near_gpu| near_gpu.copiers());
         let (sources, leader) = table.begin(checkpoint, &plan, &destinations, options)?;

@@ -165,14 +165,14 @@ impl Loader {
         let options = unified::adapted(options, destinations.sharing());
         let free = free_bytes(&destinations, allocator)?;
         let destinations = destinations.measured(free);
-        let ranks = (joined.as_ref()).map_or(1, |joined| joined.report.node_ranks.len());
+        let copiers = joined.as_ref().map(|joined| joined.copiers);
         let mut prepared = Prepared::new(
             &self.checkpoint,
             selected,
             destinations,
             &options,
             part,
-            ranks,
+            copiers,
         )?;
         prepared.limit_divisor = divisor;
         Ok((prepared, options, joined))

@@ -64,7 +64,14 @@ impl Loader {
         let options = copying(self.options.clone());
         let selected = self.selected()?;
         let destinations = Destinations::host(&selected);
-        let prepared = Prepared::new(self.checkpoint(), selected, destinations, &options, None, 1)?;
+        let prepared = Prepared::new(
+            self.checkpoint(),
+            selected,
+            destinations,
+            &options,
+            None,
+            None,
+        )?;
         // Lanes that wait for a slot are woken by its return.
         let events = Arc::default();
         let RawMemory { origin, slab, jobs } = RawMemory::new(&prepared, ceiling, &events)?;

@@ -100,7 +100,8 @@ impl Reader {
                 checkpoint: checkpoint.clone(),
             })
         });
-        let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others, 1)?;
+        let mut prepared =
+            Prepared::new(checkpoint, tensors, destinations, &options, others, None)?;
         let bands = PublishedBands::new(Arc::make_mut(&mut prepared.plan), &shared.shared);
         let bands = Arc::new(bands);
         prepared.scatters = bands.are_any();
