@@ -604,8 +604,8 @@ mod tests {
         });
     }
 
-    /// Length and number of slots, by the limit of the control group and the bytes that it has left.
-    /// A slot has 1 MiB for a window, and 512 KiB to join tensors.
+    /// Length and number of slots, by the limit of the control group and the bytes that it has
+    /// left. A slot has 1 MiB for a window, and 512 KiB to join tensors.
     #[test]
     fn room_to_join_tensors_is_given_up_before_the_load() {
         let roomy = MIB + MIB / 2;

@@ -84,13 +84,13 @@ impl Loader {
             events,
         ));
         let counters = Arc::<Counters>::default();
-        let lanes = prepared.lanes(&options, &feed, &counters, slab.as_ref());
+        let lanes = prepared.lanes(&options, &feed, &counters, &slab.into());
         let mut report = self.report(&prepared);
         let (engine, ended) = run(lanes, ceiling)?;
         let since = counters.reading_since.get();
         report.seconds = since.map_or(0.0, |since| (ended - *since).as_secs_f64());
         report.engine = engine;
-        add_depths(&mut report, &feed, &prepared.sources);
+        add_depths(&mut report, &feed, &prepared.group_names());
         report.tensors = prepared.tensors.len() as u64;
         report.tensor_bytes = prepared.tensors.iter().map(TensorInfo::byte_len).sum();
         "complete".clone_into(&mut report.outcome);

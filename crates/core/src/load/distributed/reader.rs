@@ -333,9 +333,8 @@ impl Reader {
     /// Starts the lanes.
     pub(super) fn start(self: &Arc<Self>) -> Result<()> {
         let slab = self.slab.lock().take();
-        let lanes = self
-            .prepared
-            .lanes(&self.options, &self.feed, &self.counters, slab.as_ref());
+        let prepared = &self.prepared;
+        let lanes = prepared.lanes(&self.options, &self.feed, &self.counters, &slab.into());
         if lanes.is_empty() {
             self.read();
             return Ok(());

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::in_flight::{InFlightReads, Waiting};
 use super::not_begun::{DeviceOf, DeviceWait, NotBegun};
 use super::published::PublishedMemory;
+use super::slabs::Slabs;
 use crate::engine::Job;
 use crate::error::Result;
 use crate::load::check::Check;
@@ -22,11 +23,11 @@ use tload_ranks::Link;
 /// Origin of leases.
 #[derive(Debug)]
 pub enum LeaseOrigin {
-    /// Final memory of tensors: that of slices with gaps by way of the slots of the feed's slab.
+    /// Final memory of tensors: that of slices with gaps by way of the slots of a slab.
     Regions(Pool),
-    /// Slots of the feed's slab; the sink knows the final place of the bytes.
+    /// Slots of a slab of the feed; the sink knows the final place of the bytes.
     Slots,
-    /// Slots of the feed's slab, for device memory that regions get when they begin.
+    /// Slots of a slab of the feed, for device memory that regions get when they begin.
     Device(Arc<DeviceRegions>),
     /// Memory that other processes can map.
     Published(PublishedMemory),
@@ -85,7 +86,7 @@ struct FeedState {
     /// By region: the unread rest of each open region.
     writers: Vec<Option<RegionWriter>>,
     /// Staging memory, until the load ends.
-    slab: Option<Arc<Slab>>,
+    slabs: Slabs,
     /// By group; groups beyond the end of the list keep the lanes that they began with.
     lanes: Vec<LaneCount>,
     /// By group: bytes that have been read.
@@ -107,12 +108,6 @@ pub(in crate::load) enum NextJob {
 }
 
 impl FeedState {
-    /// Returns whether slots are used and none is free.
-    fn lacks_slots(&self) -> bool {
-        let slab = self.slab.as_ref();
-        slab.is_some_and(|slab| !slab.has_free_slot())
-    }
-
     /// Returns the bytes that each lane may have in flight. Copies are bound to their lane, so one
     /// lane must not hold more than its share.
     fn share(&self, group: usize, lanes: &LaneCount) -> u64 {
@@ -142,7 +137,7 @@ impl Feed {
             state: Mutex::new(FeedState {
                 schedule,
                 writers,
-                slab,
+                slabs: slab.into(),
                 lanes: Vec::new(),
                 read_bytes: vec![0; groups],
                 reads: InFlightReads::new(groups),
@@ -156,6 +151,13 @@ impl Feed {
             copying: AtomicUsize::new(0),
             without_memory: AtomicUsize::new(0),
         }
+    }
+
+    /// Reads into the slots of these slabs in place of one.
+    #[must_use]
+    pub(crate) fn with_slabs(self, slabs: Slabs) -> Self {
+        self.state.lock().slabs = slabs;
+        self
     }
 
     /// Adds verification of everything that is read, on the way to the sink.
@@ -319,7 +321,10 @@ impl Feed {
         self.stop();
         let left = {
             let mut state = self.state.lock();
-            (std::mem::take(&mut state.writers), state.slab.take())
+            (
+                std::mem::take(&mut state.writers),
+                std::mem::take(&mut state.slabs),
+            )
         };
         // The lock is released first, because unmapping can take a while.
         drop(left);
@@ -435,7 +440,7 @@ impl Feed {
         }
         // The next job might need a slot. Only the owner of this lock takes slots, so a free one is
         // still free below.
-        if state.lacks_slots() {
+        if state.slabs.lacks_slots(group) {
             if state.schedule.is_stopped() {
                 return Ok(NextJob::Done);
             }
@@ -445,7 +450,7 @@ impl Feed {
         let FeedState {
             schedule,
             writers,
-            slab,
+            slabs,
             ..
         } = &mut *state;
         let (turn, now) = (schedule.turn(), self.started.elapsed());
@@ -464,7 +469,7 @@ impl Feed {
             }
         };
         let extent = &plan.extents[extent_index];
-        let mut lease = self.lease(extent_index, &mut writers[extent.region], slab.as_ref());
+        let mut lease = self.lease(extent_index, &mut writers[extent.region], slabs);
         if let Some(check) = &self.check {
             lease.checked();
             lease.want_crc(check.polynomial(extent));
@@ -472,7 +477,7 @@ impl Feed {
         state.reads.began(extent_index, group, now);
         Ok(NextJob::Job(Job {
             extent: extent_index,
-            source: state.schedule.member(extent.source).index,
+            source: state.schedule.index_of(extent.source),
             offset: extent.offset,
             needed: extent.needed,
             lease,
@@ -480,15 +485,11 @@ impl Feed {
     }
 
     /// Takes the window of an extent, whose region has begun with `writer`.
-    fn lease(
-        &self,
-        index: usize,
-        writer: &mut Option<RegionWriter>,
-        slab: Option<&Arc<Slab>>,
-    ) -> Lease {
+    fn lease(&self, index: usize, writer: &mut Option<RegionWriter>, slabs: &Slabs) -> Lease {
         let extent = &self.plan.extents[index];
         let region = &self.plan.regions[extent.region];
         let origin = &self.origins[region.destination];
+        let slab = slabs.for_destination(region.destination);
         let slot = || {
             slab.and_then(|slab| slab.try_lease(extent.window))
                 .expect("a slot was free, and only this lock's owner takes any")
@@ -533,7 +534,7 @@ impl Feed {
         let now = self.started.elapsed();
         let mut state = self.state.lock();
         let planned = &self.plan.extents[extent];
-        let group = state.schedule.member(planned.source).group;
+        let group = state.schedule.group_of(planned);
         state.read_bytes[group] += planned.needed as u64;
         state.schedule.ended(planned, now);
         state.reads.ended(extent, now);

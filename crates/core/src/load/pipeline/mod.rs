@@ -15,6 +15,7 @@ mod feed;
 mod in_flight;
 mod not_begun;
 mod published;
+mod slabs;
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ pub use feed::{Feed, LeaseOrigin};
 use feed::{LaneWait, NextJob};
 pub use in_flight::Waiting;
 pub use published::PublishedMemory;
+pub use slabs::Slabs;
 
 use crate::engine::{Done, Engine, Wait};
 use crate::error::{Error, ErrorKind, Result};
