@@ -73,6 +73,8 @@ pub(crate) struct HostBudget {
     pub(crate) pool: u64,
     /// Length of a staging slot; 0 when nothing is staged.
     pub(crate) slot: u64,
+    /// Part of it that the longest window takes; the rest is room to join tensors.
+    pub(crate) window: u64,
     /// Staging slots.
     pub(crate) slots: u64,
     /// Maximum size of staging memory that is reused from an earlier load.
@@ -80,6 +82,14 @@ pub(crate) struct HostBudget {
 }
 
 impl HostBudget {
+    /// Returns the budget without room to join tensors.
+    pub(crate) fn without_room(self) -> Self {
+        Self {
+            slot: self.window,
+            ..self
+        }
+    }
+
     /// Returns the bytes of shared memory that a rank may keep registered although no region uses
     /// them: what its slots leave of its budget, since the leader may have freed that memory.
     pub(crate) fn idle_registered(&self, options: &LoadOptions) -> u64 {
@@ -109,7 +119,7 @@ impl Demand<'_> {
         let host = host.filter(|host| self.regions_of(*host).next().is_some());
         let largest = host.map_or(0, |host| self.largest_region(host));
         // Room to join tensors only saves time: a load that has no memory for it does without.
-        let (slot, roomy) = if staged && !self.plan.extents.is_empty() {
+        let (window, roomy) = if staged && !self.plan.extents.is_empty() {
             let window = self.plan.window_bytes_max();
             [0, self.room]
                 .map(|room| Mapping::charge(window + room) as u64)
@@ -117,7 +127,7 @@ impl Demand<'_> {
         } else {
             (0, 0)
         };
-        let needed = largest + slot;
+        let needed = largest + window;
         let pool_default = if host.is_some() {
             self.default_for(self.default, largest)
         } else {
@@ -133,11 +143,11 @@ impl Demand<'_> {
         if needed > limit && !self.plan.regions.is_empty() {
             return Err(match host.filter(|_| largest > 0) {
                 Some(host) => self.too_large(host, needed, limit, "memory_limit", "host memory"),
-                None => self.slot_too_large(slot, limit),
+                None => self.slot_too_large(window, limit),
             });
         }
         let has_room = options.memory_limit.is_none() && largest.saturating_add(roomy) <= limit;
-        let slot = if has_room { roomy } else { slot };
+        let slot = if has_room { roomy } else { window };
         let slots_wanted = self.slots_wanted(slot, options.trial.ring);
         let slots = (limit - largest.min(limit))
             .checked_div(slot)
@@ -150,6 +160,7 @@ impl Demand<'_> {
         Ok(HostBudget {
             pool: limit - slots * slot,
             slot,
+            window,
             slots,
             staging_max,
         })
