@@ -34,6 +34,11 @@ pub mod memory {
     pub use crate::memory::*;
 }
 
+/// CPUs near GPUs.
+pub mod numa {
+    pub use tload_numa::*;
+}
+
 /// The loop of a lane.
 pub mod pipeline {
     pub use crate::load::pipeline::*;

@@ -370,6 +370,36 @@ mod tests {
         assert_eq!(release_staging(), 32768, "one mapping");
     }
 
+    /// Returns the kernel's policy for the memory at an address; `None` if it does not tell.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn policy_at(address: usize) -> Option<String> {
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
+        let line = maps
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{address:08x} ")))?;
+        Some(line.split(' ').next()?.to_owned())
+    }
+
+    /// The kernel takes memory of other nodes if the preferred one has none. A node that does not
+    /// exist is not preferred.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn memory_prefers_its_node_and_comes_from_others_too() {
+        for (node, expected) in [
+            (Some(0), "prefer:0"),
+            (Some(900), "default"),
+            (None, "default"),
+        ] {
+            let staging = Staging::fresh(&need(4096, 600), node).expect("memory of any node");
+            let start = staging.mapping().start().as_ptr().addr();
+            // A filter of system calls may refuse the policy, and then it is the default.
+            let policy = policy_at(start);
+            let policy = policy.filter(|found| node.is_none() || found != "default");
+            assert!(policy.is_none_or(|it| it == expected), "{node:?}");
+            assert_eq!(staging.facts().bytes, 600 * 4096);
+        }
+    }
+
     #[test]
     fn staging_slots_do_not_cross_spans() {
         let mut staging = Staging::fresh(&need(4096, 8), None).expect("maps");

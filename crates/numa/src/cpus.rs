@@ -29,6 +29,12 @@ impl Cpus {
         self.0.iter().copied()
     }
 
+    /// Returns whether a CPU is in the set.
+    #[must_use]
+    pub fn contains(&self, cpu: usize) -> bool {
+        self.0.contains(&cpu)
+    }
+
     /// Returns the CPUs of both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {

@@ -2,8 +2,8 @@
 //!
 //! On a machine with two sockets, half of the CPUs reach a GPU, and the memory beside it, only
 //! through the other socket. `cpus.rs` parses lists of CPUs, `topology.rs` reads from `/sys` which
-//! of them are near a device, and decides which to bind threads to; both are tested on fixtures.
-//! `bind.rs` has the two system calls.
+//! of them are near a device, and divides devices by the CPUs to bind threads to; both are tested
+//! on fixtures. `bind.rs` has the two system calls.
 //!
 //! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
 //! are released together, and anything else here may change in any release.
@@ -14,4 +14,4 @@ mod topology;
 
 pub use bind::{Binding, allowed};
 pub use cpus::Cpus;
-pub use topology::{Near, Placement, SYSFS, near, placement};
+pub use topology::{Near, PRETENDED_SYSFS, Placement, Places, near, places, sysfs};

@@ -1,12 +1,20 @@
 //! CPUs near a PCI device, as `/sys` tells, and the choice of those that threads are bound to.
 
 use std::fs::read_to_string;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::Cpus;
 
-/// Root of the files that describe devices.
-pub const SYSFS: &str = "/sys";
+/// Root of the files that describe devices, if it is not `/sys`: tests set it, once per process.
+pub static PRETENDED_SYSFS: OnceLock<PathBuf> = OnceLock::new();
+
+/// Returns the root of the files that describe devices.
+pub fn sysfs() -> &'static Path {
+    PRETENDED_SYSFS
+        .get()
+        .map_or(Path::new("/sys"), PathBuf::as_path)
+}
 
 /// CPUs and memory near a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +36,17 @@ pub enum Placement {
     Unknown(String),
 }
 
-/// Returns what is near the PCI device at an address such as `0000:3b:00.0`; `root` is [`SYSFS`].
+/// Places for the threads of a load: one for each set of CPUs that some of its devices are near.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// CPUs of each place.
+    pub placements: Vec<Placement>,
+    /// By device: its place.
+    pub of_device: Vec<usize>,
+}
+
+/// Returns what is near the PCI device at an address such as `0000:3b:00.0`; `root` is
+/// that of [`sysfs`].
 ///
 /// # Errors
 ///
@@ -60,38 +78,44 @@ pub fn near(root: &Path, address: &str) -> Result<Near, String> {
     })
 }
 
-/// Chooses the CPUs for the threads of a load to devices with these surroundings, of the `allowed`
-/// ones.
+/// Divides devices with these surroundings by the CPUs that they are near, of the `allowed` ones.
+/// Devices whose surroundings are not known have a place of their own, with the first reason.
 #[must_use]
-pub fn placement(devices: &[Result<Near, String>], allowed: &Cpus) -> Placement {
-    let mut chosen: Option<&Near> = None;
+pub fn places(devices: &[Result<Near, String>], allowed: &Cpus) -> Places {
+    let mut distinct: Vec<&Result<Near, String>> = Vec::new();
+    let mut of_device = Vec::new();
     for device in devices {
-        match (device, chosen) {
-            (Err(reason), _) => return Placement::Unknown(reason.clone()),
-            (Ok(near), Some(other)) if near.cpus != other.cpus => {
-                let reason = format!(
-                    "its GPUs are near different CPUs ({} and {})",
-                    other.cpus, near.cpus
-                );
-                return Placement::Unknown(reason);
-            }
-            (Ok(near), _) => chosen = Some(near),
+        let cpus = |device: &Result<Near, String>| device.as_ref().ok().map(|it| it.cpus.clone());
+        let known = distinct.iter().position(|it| cpus(it) == cpus(device));
+        of_device.push(known.unwrap_or(distinct.len()));
+        if known.is_none() {
+            distinct.push(device);
         }
     }
-    let Some(near) = chosen else {
-        return Placement::Anywhere;
+    let placement = |device: &Result<Near, String>| match device {
+        Ok(near) => near.placement(allowed),
+        Err(reason) => Placement::Unknown(reason.clone()),
     };
-    let usable = near.cpus.intersection(allowed);
-    if usable.is_empty() {
-        return Placement::Unknown(format!(
-            "the process may only use CPUs {allowed}, and the GPU is near {}",
-            near.cpus
-        ));
+    Places {
+        placements: distinct.into_iter().map(placement).collect(),
+        of_device,
     }
-    if usable == *allowed {
-        Placement::Anywhere
-    } else {
-        Placement::At(usable)
+}
+
+impl Near {
+    /// Returns the CPUs for the threads of a load to the device, of the `allowed` ones.
+    fn placement(&self, allowed: &Cpus) -> Placement {
+        let usable = self.cpus.intersection(allowed);
+        if usable.is_empty() {
+            Placement::Unknown(format!(
+                "the process may only use CPUs {allowed}, and the GPU is near {}",
+                self.cpus
+            ))
+        } else if usable == *allowed {
+            Placement::Anywhere
+        } else {
+            Placement::At(usable)
+        }
     }
 }
 
@@ -131,12 +155,6 @@ mod tests {
         ])
     }
 
-    /// Returns the placement for devices of a `/sys`.
-    fn placed(root: &TempDir, devices: &[&str], allowed: &str) -> Placement {
-        let near = devices.iter().map(|device| near(root.path(), device));
-        placement(&near.collect::<Vec<_>>(), &cpus(allowed))
-    }
-
     fn reason(placement: Placement) -> String {
         match placement {
             Placement::Unknown(reason) => reason,
@@ -144,10 +162,22 @@ mod tests {
         }
     }
 
+    fn all_places(root: &TempDir, devices: &[&str], allowed: &str) -> Places {
+        let near = devices.iter().map(|device| near(root.path(), device));
+        places(&near.collect::<Vec<_>>(), &cpus(allowed))
+    }
+
+    /// Returns the placement for a device of a `/sys`.
+    fn placed(root: &TempDir, device: &str, allowed: &str) -> Placement {
+        let mut places = all_places(root, &[device], allowed);
+        assert_eq!((places.placements.len(), &*places.of_device), (1, &[0][..]));
+        places.placements.remove(0)
+    }
+
     #[test]
     fn threads_are_bound_to_the_socket_of_their_gpu() {
         let root = two_sockets();
-        let at = |device| placed(&root, &[device], "0-63");
+        let at = |device| placed(&root, device, "0-63");
         assert_eq!(at(FIRST), Placement::At(cpus("0-15,32-47")));
         assert_eq!(at(SECOND), Placement::At(cpus("16-31,48-63")));
         let found = near(root.path(), SECOND).expect("there");
@@ -155,38 +185,54 @@ mod tests {
     }
 
     #[test]
-    fn gpus_of_one_socket_share_it_and_those_of_two_bind_nothing() {
+    fn gpus_of_one_socket_share_a_place_and_those_of_two_have_one_each() {
         let third = "0000:5e:00.0";
         let root = sys(&[
             (FIRST, "0-15", Some("0")),
             (third, "0-15", Some("0")),
             (SECOND, "16-31", Some("1")),
         ]);
-        let together = placed(&root, &[FIRST, third], "0-31");
-        assert_eq!(together, Placement::At(cpus("0-15")));
-        let apart = placed(&root, &[FIRST, third, SECOND], "0-31");
-        assert!(reason(apart).contains("0-15 and 16-31"));
+        let at = |list| Placement::At(cpus(list));
+        let together = all_places(&root, &[FIRST, third], "0-31");
+        assert_eq!(together.placements, [at("0-15")]);
+        let apart = all_places(&root, &[SECOND, FIRST, third, SECOND], "0-31");
+        assert_eq!(apart.placements, [at("16-31"), at("0-15")]);
+        assert_eq!(apart.of_device, [0, 1, 1, 0]);
+    }
+
+    /// One of two devices has no files, or a socket that the process may not use.
+    #[test]
+    fn place_of_one_device_does_not_depend_on_the_other() {
+        let root = two_sockets();
+        let found = all_places(&root, &[FIRST, "0000:00:00.0", "0000:00:00.1"], "0-63");
+        assert_eq!(found.of_device, [0, 1, 1]);
+        assert_eq!(found.placements[0], Placement::At(cpus("0-15,32-47")));
+        assert!(reason(found.placements[1].clone()).contains("0000:00:00.0"));
+        let found = all_places(&root, &[FIRST, SECOND], "0-15");
+        assert_eq!(found.placements[0], Placement::Anywhere);
+        assert!(reason(found.placements[1].clone()).contains("may only use CPUs 0-15"));
     }
 
     #[test]
     fn one_socket_or_no_numa_binds_nothing() {
         for node in [Some("0"), Some("-1"), None] {
             let root = sys(&[(FIRST, "0-15", node)]);
-            assert_eq!(placed(&root, &[FIRST], "0-15"), Placement::Anywhere);
+            assert_eq!(placed(&root, FIRST, "0-15"), Placement::Anywhere);
             let found = near(root.path(), FIRST).expect("there");
             assert_eq!(found.node, node.and_then(|node| node.parse().ok()));
         }
-        assert_eq!(placed(&two_sockets(), &[], "0-63"), Placement::Anywhere);
+        let none = all_places(&two_sockets(), &[], "0-63");
+        assert!(none.placements.is_empty() && none.of_device.is_empty());
     }
 
     #[test]
     fn restricted_cpus_are_respected() {
         let root = two_sockets();
         // Both sockets in part; only the near one; only the far one.
-        let part = placed(&root, &[FIRST], "14-17");
+        let part = placed(&root, FIRST, "14-17");
         assert_eq!(part, Placement::At(cpus("14-15")));
-        assert_eq!(placed(&root, &[FIRST], "3,5"), Placement::Anywhere);
-        let far = reason(placed(&root, &[FIRST], "16-19"));
+        assert_eq!(placed(&root, FIRST, "3,5"), Placement::Anywhere);
+        let far = reason(placed(&root, FIRST, "16-19"));
         assert_eq!(
             far,
             "the process may only use CPUs 16-19, and the GPU is near 0-15,32-47"
@@ -197,12 +243,12 @@ mod tests {
     fn garbage_is_a_reason() {
         for list in ["", "\n", "garbage", "3-1", "\u{0}"] {
             let root = sys(&[(FIRST, list, Some("garbage"))]);
-            let found = reason(placed(&root, &[FIRST], "0-3"));
+            let found = reason(placed(&root, FIRST, "0-3"));
             assert!(found.contains("local_cpulist: no "), "{list:?}: {found}");
         }
         let root = sys(&[(FIRST, "0-1", Some("garbage"))]);
         assert_eq!(near(root.path(), FIRST).expect("there").node, None);
-        let missing = reason(placed(&root, &[SECOND], "0-3"));
+        let missing = reason(placed(&root, SECOND, "0-3"));
         assert!(missing.contains(SECOND), "{missing}");
         for address in ["", "..", "../../etc", "0000:3b:00.0/..", "a/b"] {
             let found = near(root.path(), address).expect_err("no address");

@@ -37,6 +37,9 @@ pub struct Hello {
     digest: String,
     /// Name of the socket that ranks of the same node can connect to.
     pub socket: Option<String>,
+    /// List of the CPUs that the rank may use, if it knows them.
+    #[serde(default)]
+    pub cpus: Option<String>,
 }
 
 /// Outcome of a rank's search for the leader of its node.
@@ -79,6 +82,7 @@ impl Hello {
             digest: digest(|state| state),
             files,
             socket: None,
+            cpus: None,
         }
     }
 

@@ -25,6 +25,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Node {
     /// Ranks of the node that share, this one included.
     pub ranks: Vec<usize>,
+    /// By rank of the node: the CPUs that it may use, as [`Hello::cpus`] lists them.
+    pub cpus: Vec<Option<String>>,
     /// Rank that reads for them.
     pub leader: usize,
     /// Role of this rank.
@@ -139,8 +141,10 @@ pub fn join(
     if let Some(difference) = Difference::of_contents(&hellos) {
         return Err(difference.error(&states(group, &difference, &hello, deadline)?));
     }
+    let cpus_of = |rank: usize| hellos[rank].cpus.clone();
     let alone = |reason: Option<String>| Node {
         ranks: vec![rank],
+        cpus: vec![cpus_of(rank)],
         leader: rank,
         role: Role::Alone,
         leaders: Vec::new(),
@@ -178,6 +182,7 @@ pub fn join(
     }
     Ok(match role {
         Some(role) => Node {
+            cpus: ranks.iter().copied().map(cpus_of).collect(),
             ranks,
             leader,
             role,
@@ -366,6 +371,29 @@ pub(super) fn exchange<T: serde::Serialize + serde::de::DeserializeOwned>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::ranks_as_threads;
+
+    #[test]
+    fn ranks_of_a_node_know_the_cpus_of_each_other() {
+        let cpus = [Some("0-3"), None, Some("4-7,9")].map(|it| it.map(str::to_owned));
+        let groups = ranks_as_threads(cpus.len());
+        let deadline = Instant::now() + Duration::from_secs(240);
+        let join_as = |group: &dyn Group| {
+            let mut hello = Hello::new(Vec::new(), Vec::new());
+            hello.cpus.clone_from(&cpus[group.rank()]);
+            join(group, hello, &Request::default(), Scope::Node, deadline)
+        };
+        std::thread::scope(|scope| {
+            let ranks = groups.iter().map(|group| scope.spawn(|| join_as(&**group)));
+            for rank in ranks.collect::<Vec<_>>() {
+                let node = rank.join().expect("no panic").expect("all are there");
+                assert_eq!((node.ranks, node.cpus), (vec![0, 1, 2], cpus.to_vec()));
+                if let Role::Leader(dispatcher, _own) = &node.role {
+                    dispatcher.close();
+                }
+            }
+        });
+    }
 
     #[test]
     fn longest_timeout_has_a_deadline() {

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use tload_engine::{PreadEngine, uring};
+use tload_numa::Cpus;
 
 use super::copier_count::{self, Cores, Pages};
 use super::remote::{RemoteEngine, RemoteSetup};
@@ -145,21 +146,21 @@ pub(crate) fn copiers_for(gpus: usize) -> usize {
     copiers_of_host().min(COPIERS_PER_GPU * gpus).max(2)
 }
 
-/// Returns the number of threads that copy for one of `ranks` ranks of this machine, which copy at
-/// the same time.
-pub(crate) fn copiers_of_rank(ranks: usize) -> usize {
-    share_of(copiers_of_host(), ranks)
-}
-
-fn share_of(copiers: usize, ranks: usize) -> usize {
-    (copiers / ranks.max(1)).clamp(1, COPIERS_PER_GPU)
+/// Returns the number of threads that copy for a rank which may use the CPUs `own`, beside `others`
+/// of its machine.
+pub(crate) fn copiers_of_rank(own: Option<&Cpus>, others: &[Option<Cpus>]) -> usize {
+    copier_count::of_rank(own, others, parallelism()).min(COPIERS_PER_GPU)
 }
 
 /// Returns the number of threads of this machine that copy without taking the cores of lanes and
 /// callers.
 fn copiers_of_host() -> usize {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    cores - cores / 4
+    copier_count::useful(parallelism())
+}
+
+/// Returns the number of CPUs that this process can keep busy.
+fn parallelism() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from)
 }
 
 /// Opens the engine of a rank that another rank reads for.
@@ -249,13 +250,6 @@ fn pread_threads(setup: &EngineSetup) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranks_share_copiers() {
-        let threads = [1, 2, 3, 8, 100].map(|ranks| share_of(24, ranks));
-        assert_eq!(threads, [12, 12, 8, 3, 1]);
-        assert_eq!([0, 2].map(|copiers| share_of(copiers, 0)), [1, 2]);
-    }
 
     #[test]
     fn lanes_share_threads() {

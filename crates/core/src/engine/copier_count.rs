@@ -1,10 +1,13 @@
-//! Number of threads that copy from memory for GPUs, by cores and by the kind of pages.
+//! Number of threads that copy from memory for GPUs, by cores, by the kind of pages, and by the
+//! CPUs of the ranks of a machine.
 //!
 //! A copy of small pages waits for memory and the address translation between them, so that two
 //! threads of one core are faster than one. A copy of large pages keeps a core busy: more threads
 //! than cores only take time from lanes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use tload_numa::Cpus;
 
 use crate::storage::ReadFile;
 
@@ -81,9 +84,107 @@ pub(super) fn by_pages(cores: Cores, pages: Pages, gpus: usize) -> usize {
     useful.min(PER_GPU_MAX * gpus).max(2)
 }
 
+/// Returns the number of threads that copy on this many CPUs without taking those of lanes and
+/// callers.
+pub(super) fn useful(cpus: usize) -> usize {
+    cpus - cpus / 4
+}
+
+/// Returns the number of threads that copy for a rank which may use the CPUs `own`, beside `others`
+/// of its machine. Each CPU is divided by the ranks that may use it, so a rank that was bound to
+/// its part of the machine has all of that part.
+///
+/// CPUs of a rank that are not known count as the same as this rank's. `parallelism` is the number
+/// of CPUs that the process can keep busy. If it is smaller than `own`, a cgroup sets a quota of
+/// time, which counts as that of all ranks together: they cannot tell whether each has its own. A
+/// quota for more CPUs than `own` is not seen.
+///
+/// Worked example: of 64 CPUs, a rank is bound to 0–15, and seven others are unbound. The rank
+/// shares each of its CPUs with all of them: 12 copiers for 16 CPUs, divided by 8, are 1. Bound to
+/// 8 CPUs each, all ranks have 6.
+pub(super) fn of_rank(own: Option<&Cpus>, others: &[Option<Cpus>], parallelism: usize) -> usize {
+    let by_time = useful(parallelism) / (others.len() + 1);
+    let Some(own) = own else {
+        return by_time.max(1);
+    };
+    let mut by_ranks = BTreeMap::<usize, usize>::new();
+    for cpu in own.iter() {
+        let is_used = |other: &&Option<Cpus>| other.as_ref().is_none_or(|it| it.contains(cpu));
+        let ranks = 1 + others.iter().filter(is_used).count();
+        *by_ranks.entry(ranks).or_default() += 1;
+    }
+    let by_cpus = by_ranks.iter().map(|(ranks, cpus)| useful(*cpus) / ranks);
+    let by_cpus: usize = by_cpus.sum();
+    let has_quota = parallelism < own.len();
+    let copiers = if has_quota {
+        by_cpus.min(by_time)
+    } else {
+        by_cpus
+    };
+    copiers.max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns the copiers of each rank, given the list of its CPUs and the CPUs that the quota of
+    /// a cgroup allows.
+    fn copiers(lists: &[&str], quota: usize) -> Vec<usize> {
+        let sets: Vec<Option<Cpus>> = lists.iter().map(|list| list.parse().ok()).collect();
+        let of = |rank: usize| {
+            let mut others = sets.clone();
+            let own = others.remove(rank);
+            let parallelism = own.as_ref().map_or(16, Cpus::len).min(quota);
+            of_rank(own.as_ref(), &others, parallelism)
+        };
+        (0..sets.len()).map(of).collect()
+    }
+
+    #[test]
+    fn ranks_divide_the_cpus_that_they_share() {
+        let none = usize::MAX;
+        for (case, lists, quota, expected) in [
+            ("alone", &["0-15"][..], none, &[12][..]),
+            ("unbound", &["0-15"; 4], none, &[3; 4]),
+            ("unbound, many", &["0-3"; 8], none, &[1; 8]),
+            ("two on two cores", &["0-1"; 2], none, &[1; 2]),
+            (
+                "bound to equal parts",
+                &["0-3", "4-7", "8-11", "12-15"],
+                none,
+                &[3; 4],
+            ),
+            (
+                "bound to halves, two in each",
+                &["0-7", "0-7", "8-15", "8-15"],
+                none,
+                &[3; 4],
+            ),
+            (
+                "bound to more than a part",
+                &["0-7", "4-11", "8-15", "0-3,12-15"],
+                none,
+                &[3; 4],
+            ),
+            ("bound to fewer", &["0", "4", "8", "12"], none, &[1; 4]),
+            ("one bound, the other not", &["0-7", "0-15"], none, &[3, 9]),
+            ("one cpuset for all", &["8-15"; 2], none, &[3; 2]),
+            (
+                "one cpuset for all, and bound",
+                &["8-11", "12-15"],
+                none,
+                &[3; 2],
+            ),
+            ("quota for all", &["0-15"; 2], 8, &[3; 2]),
+            ("quota, bound", &["0-7", "8-15"], 4, &[1; 2]),
+            ("quota larger than the part", &["0-3", "4-7"], 8, &[3; 2]),
+            ("one does not know", &["0-15", "?"], none, &[6; 2]),
+            ("no rank knows", &["?", "?"], none, &[6; 2]),
+        ] {
+            assert_eq!(copiers(lists, quota), expected, "{case}");
+        }
+    }
 
     #[test]
     fn copiers_are_counted_by_cores_and_pages() {

@@ -8,8 +8,8 @@
 //! * `map`: the threads of `pread` populate the pages of views; nothing is copied. Used with
 //!   `cache=map`.
 //! * `shared`: waits for the leader of the node, shows its memory or copies from it, by threads of
-//!   its own: those of the machine, divided by the ranks. GPUs may read it without a copy. Used for
-//!   what several ranks want.
+//!   its own: each core is divided by the ranks that may use it. GPUs may read it without a copy.
+//!   Used for what several ranks want.
 //! * `remote`: receives from other nodes what several of them want.
 //! * `object`: ranged requests on shared network threads, streamed into leases. Used for object
 //!   stores, on one lane per store beside the lanes of files.

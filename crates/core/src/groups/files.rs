@@ -182,6 +182,10 @@ impl SourceGroup for FileGroup {
         &self.files
     }
 
+    fn is_divisible(&self) -> bool {
+        true
+    }
+
     fn is_watched(&self) -> bool {
         true
     }

@@ -52,8 +52,8 @@ const STRIP_BYTES: usize = 1 << 20;
 pub(crate) struct Shares {
     pub(crate) plan: RankPlan,
     pub(crate) joining: Joining,
-    /// Number of ranks of the node, which copy at the same time.
-    pub(crate) ranks: usize,
+    /// Number of threads that copy for the rank, beside those of the other ranks.
+    pub(crate) copiers: usize,
     /// Bytes that the rank reads in place of the leader.
     pub(crate) reread_bytes: Arc<AtomicU64>,
 }
@@ -75,7 +75,7 @@ pub(crate) struct Regions {
 pub(crate) struct LeaderGroup {
     pub(crate) link: Arc<Link>,
     regions: Regions,
-    ranks: usize,
+    copiers: usize,
     /// Registered memory of the regions, or the reason why there is none although it was requested.
     registered: Result<Option<RegisteredSource>, String>,
     reread_bytes: Arc<AtomicU64>,
@@ -169,7 +169,7 @@ impl LeaderGroup {
         Ok(Self {
             link: Arc::new(link),
             regions,
-            ranks: shares.ranks,
+            copiers: shares.copiers,
             registered,
             reread_bytes: shares.reread_bytes,
             origins: shares.plan.regions,
@@ -230,7 +230,7 @@ impl SourceGroup for LeaderGroup {
             link: Arc::clone(&self.link),
             regions: self.regions.numbers.clone(),
             depth: context.depth(),
-            copiers: (context.copiers).unwrap_or_else(|| engine::copiers_of_rank(self.ranks)),
+            copiers: context.copiers.unwrap_or(self.copiers),
             strip_bytes: STRIP_BYTES,
             registered: self.registered.clone().unwrap_or_default(),
             reread: reread(

@@ -71,6 +71,11 @@ pub(crate) trait SourceGroup: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Returns whether several sets of lanes may read the group, each with engines of its own.
+    fn is_divisible(&self) -> bool {
+        false
+    }
+
     /// Returns whether the load watches for reads that take long. Engines that also wait for
     /// something else than storage do so themselves.
     fn is_watched(&self) -> bool {

@@ -11,11 +11,11 @@ use crate::format::{Shown, Strides};
 use crate::memory::{Filled, Slab};
 use crate::sync::cancel::CancelFlag;
 
-/// Length of a slot, bytes: of a read, and of what is lost if the load ends.
+/// Maximum length of a slot, bytes: of a read, and of what is lost if the load ends.
 const SLOT_BYTES: usize = 4 << 20;
 
-/// Number of slots of an engine. They are not part of the budget, as the bytes beside it are not;
-/// few ranks lose their leader, or fall behind it.
+/// Number of slots of an engine. They are not part of the budget, as the bytes beside it are not,
+/// and allocated for the first read; few ranks lose their leader, or fall behind it.
 const SLOTS: usize = 4;
 
 /// Bytes of a source that a region holds, one behind the other.
@@ -36,11 +36,14 @@ pub(super) struct PackedEngine {
     /// Number of the first packed source; those before it are sources of `inner`.
     first: usize,
     packed: Vec<PackedSource>,
-    slab: Arc<Slab>,
+    /// Memory of reads, once there are any.
+    slab: Option<Arc<Slab>>,
     /// Jobs of packed sources, by extent.
     tasks: HashMap<usize, Task>,
     /// Extents of which nothing is being read.
     waiting: VecDeque<usize>,
+    /// Jobs that have failed before they were read.
+    failed: Vec<Done>,
 }
 
 /// Job of a packed source.
@@ -62,26 +65,35 @@ struct Read {
 
 impl PackedEngine {
     /// Creates an engine that reads `packed` by means of `inner`. Their numbers begin with `first`.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::OutOfMemory`] without memory for the slots.
-    pub(super) fn new(
-        inner: Box<dyn Engine>,
-        first: usize,
-        packed: Vec<PackedSource>,
-    ) -> Result<Self> {
-        Ok(Self {
+    pub(super) fn new(inner: Box<dyn Engine>, first: usize, packed: Vec<PackedSource>) -> Self {
+        Self {
             inner,
             first,
             packed,
-            slab: Slab::new(SLOT_BYTES, SLOTS, Arc::default())?,
+            slab: None,
             tasks: HashMap::new(),
             waiting: VecDeque::new(),
-        })
+            failed: Vec::new(),
+        }
     }
 
-    /// Begins reads, as many as there are slots.
+    /// Returns the memory of reads, allocated for the first one: slots no longer than the longest
+    /// read of any source.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`].
+    fn slab(&mut self) -> Result<Arc<Slab>> {
+        if let Some(slab) = &self.slab {
+            return Ok(Arc::clone(slab));
+        }
+        let longest = self.packed.iter().map(PackedSource::window_bytes_max);
+        let slot = longest.max().unwrap_or(SLOT_BYTES);
+        let slab = Slab::new(slot, SLOTS.min(self.inner.depth()), Arc::default())?;
+        Ok(Arc::clone(self.slab.insert(slab)))
+    }
+
+    /// Begins reads, as many as there are slots. Without memory for any slot, their jobs fail.
     fn begin(&mut self) {
         while self.inner.in_flight() < self.inner.depth()
             && let Some(extent) = self.waiting.front().copied()
@@ -89,13 +101,23 @@ impl PackedEngine {
             let Task { job, filled, .. } = &self.tasks[&extent];
             let packed = &self.packed[job.source - self.first];
             let read = packed.read(job, *filled);
-            let Some(lease) = self.slab.try_lease(read.window) else {
+            let source = packed.source;
+            let slab = match self.slab() {
+                Ok(slab) => slab,
+                Err(error) => {
+                    self.waiting.pop_front();
+                    self.tasks.remove(&extent);
+                    self.failed.push(Done::failed(extent, error));
+                    continue;
+                }
+            };
+            let Some(lease) = slab.try_lease(read.window) else {
                 return;
             };
             self.waiting.pop_front();
             self.inner.submit(Job {
                 extent,
-                source: packed.source,
+                source,
                 offset: read.offset,
                 needed: read.needed,
                 lease,
@@ -135,6 +157,12 @@ impl PackedEngine {
 }
 
 impl PackedSource {
+    /// Returns the length of the longest read, bytes.
+    fn window_bytes_max(&self) -> usize {
+        let all = self.strides.span().saturating_add(2 * self.alignment);
+        usize::try_from(all).map_or(SLOT_BYTES, |all| all.min(SLOT_BYTES))
+    }
+
     /// Returns the next read for a job of which `filled` bytes have been read.
     fn read(&self, job: &Job, filled: usize) -> Read {
         let edges = 2 * self.alignment;
@@ -175,7 +203,7 @@ impl Engine for PackedEngine {
 
     fn in_flight(&self) -> usize {
         // Each job of which something is being read has one read of the engine below.
-        self.inner.in_flight() + self.waiting.len()
+        self.inner.in_flight() + self.waiting.len() + self.failed.len()
     }
 
     fn submit(&mut self, job: Job) {
@@ -196,12 +224,14 @@ impl Engine for PackedEngine {
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
         let before = done.len();
         loop {
+            done.append(&mut self.failed);
             let mut read = Vec::new();
             self.inner.reap(wait, &mut read);
             for read in read {
                 self.take(read, done);
             }
             self.begin();
+            done.append(&mut self.failed);
             if self.inner.in_flight() == 0 {
                 // No slot came back: the engine below has given up the memory of its reads.
                 for extent in self.waiting.drain(..) {
@@ -292,8 +322,9 @@ mod tests {
         }
     }
 
-    /// Reads the first bytes of the source and all columns from 300 to 550, in jobs of `len` bytes.
-    fn read(len: usize, failing: u64) -> HashMap<usize, Done> {
+    /// Returns an engine for one source, and all its columns from 300 to 550, of which it has these
+    /// bytes.
+    fn engine(failing: u64) -> (PackedEngine, usize) {
         let slice = Slice::new([Indices::from(0..ROWS), Indices::from(300..550)]);
         let cut = slice.cut(&[ROWS, COLUMNS], 8).expect("inside");
         let packed = PackedSource {
@@ -307,7 +338,12 @@ mod tests {
             jobs: Vec::new(),
             failing,
         });
-        let mut engine = PackedEngine::new(inner, 1, vec![packed]).expect("memory");
+        (PackedEngine::new(inner, 1, vec![packed]), all)
+    }
+
+    /// Reads the first bytes of the source and all columns from 300 to 550, in jobs of `len` bytes.
+    fn read(len: usize, failing: u64) -> HashMap<usize, Done> {
+        let (mut engine, all) = engine(failing);
         let slab = Slab::new(len, all.div_ceil(len) + 1, Arc::default()).expect("memory");
         let as_it_is = (usize::MAX, 0, 0, 100);
         let jobs = (0..all).step_by(len).enumerate();
@@ -350,6 +386,44 @@ mod tests {
         // Bytes between the columns are also read.
         let read = done.values().map(|done| done.transfer.direct_bytes);
         assert!(read.sum::<u64>() > ((ROWS - 1) * COLUMNS) as u64);
+    }
+
+    /// Returns the bytes of the memory that reads pass through.
+    fn staged_bytes(engine: &PackedEngine) -> usize {
+        let slots = engine.slab.iter().flat_map(|slab| slab.registrations());
+        slots.map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Without a read of columns, nothing is staged; with one, no more than the longest read takes.
+    #[test]
+    fn memory_is_allocated_for_columns_that_are_read() {
+        let (mut engine, _) = engine(u64::MAX);
+        let slab = Slab::new(4096, 2, Arc::default()).expect("memory");
+        for (source, expected) in [(0, 0), (1, 3 * SLOT_BYTES)] {
+            let mut done = Vec::new();
+            engine.submit(Job {
+                extent: source,
+                source,
+                offset: 0,
+                needed: 100,
+                lease: slab.try_lease(100).expect("free"),
+            });
+            engine.reap(Wait::ForOne, &mut done);
+            assert!(done.len() == 1 && done[0].result.is_ok());
+            let expected = if cfg!(miri) {
+                expected.min(staged_bytes(&engine))
+            } else {
+                expected
+            };
+            assert_eq!(staged_bytes(&engine), expected);
+        }
+        let short = &mut engine.packed[0];
+        let slice = Slice::new([Indices::from(0..4), Indices::from(0..10)]);
+        let cut = slice.cut(&[4, COLUMNS], 8).expect("inside");
+        short.strides = cut.strides.expect("has gaps");
+        engine.slab = None;
+        let slab = engine.slab().expect("memory");
+        assert_eq!(slab.registrations()[0].1, 3 * 4096);
     }
 
     #[test]

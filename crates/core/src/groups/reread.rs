@@ -84,7 +84,7 @@ fn open_engines(
         if packed.is_empty() {
             return Ok(engine);
         }
-        let engine = PackedEngine::new(engine, group.count(), packed)?;
+        let engine = PackedEngine::new(engine, group.count(), packed);
         Ok(Box::new(engine) as Box<dyn Engine>)
     };
     let engines = opened.groups.iter().zip(packed).map(engine);

@@ -50,7 +50,8 @@ pub(crate) struct Demand<'a> {
     pub(crate) staged: u64,
     /// Number of reads of the largest size that may be in flight.
     pub(crate) reads: usize,
-    /// Bytes that each staging slot has behind its window, if the caller sets no limit.
+    /// Bytes that each staging slot has behind its window, if the caller sets no limit and the
+    /// control group has them.
     pub(crate) room: usize,
     /// The limit of this process's control group, if it has one.
     pub(crate) group: Option<&'a CgroupMemory>,
@@ -72,6 +73,8 @@ pub(crate) struct HostBudget {
     pub(crate) pool: u64,
     /// Length of a staging slot; 0 when nothing is staged.
     pub(crate) slot: u64,
+    /// Part of it that the longest window takes; the rest is room to join tensors.
+    pub(crate) window: u64,
     /// Staging slots.
     pub(crate) slots: u64,
     /// Maximum size of staging memory that is reused from an earlier load.
@@ -79,6 +82,14 @@ pub(crate) struct HostBudget {
 }
 
 impl HostBudget {
+    /// Returns the budget without room to join tensors.
+    pub(crate) fn without_room(self) -> Self {
+        Self {
+            slot: self.window,
+            ..self
+        }
+    }
+
     /// Returns the bytes of shared memory that a rank may keep registered although no region uses
     /// them: what its slots leave of its budget, since the leader may have freed that memory.
     pub(crate) fn idle_registered(&self, options: &LoadOptions) -> u64 {
@@ -107,24 +118,23 @@ impl Demand<'_> {
         // A destination whose tensors have no bytes needs no memory.
         let host = host.filter(|host| self.regions_of(*host).next().is_some());
         let largest = host.map_or(0, |host| self.largest_region(host));
-        let slot = if staged && !self.plan.extents.is_empty() {
-            let room = if options.memory_limit.is_some() {
-                0
-            } else {
-                self.room
-            };
-            Mapping::charge(self.plan.window_bytes_max() + room) as u64
+        // Room to join tensors only saves time: a load that has no memory for it does without.
+        let (window, roomy) = if staged && !self.plan.extents.is_empty() {
+            let window = self.plan.window_bytes_max();
+            [0, self.room]
+                .map(|room| Mapping::charge(window + room) as u64)
+                .into()
         } else {
-            0
+            (0, 0)
         };
-        let needed = largest + slot;
+        let needed = largest + window;
         let pool_default = if host.is_some() {
             self.default_for(self.default, largest)
         } else {
             0
         };
-        let slots_wanted = self.slots_wanted(slot, options.trial.ring);
-        let wanted = pool_default.saturating_add(slots_wanted * slot);
+        let room_wanted = self.slots_wanted(roomy, options.trial.ring) * roomy;
+        let wanted = pool_default.saturating_add(room_wanted);
         let limit = match (options.memory_limit, self.group) {
             (Some(limit), _) => limit,
             (None, Some(group)) => self.within(group, host, needed, wanted)?,
@@ -133,9 +143,12 @@ impl Demand<'_> {
         if needed > limit && !self.plan.regions.is_empty() {
             return Err(match host.filter(|_| largest > 0) {
                 Some(host) => self.too_large(host, needed, limit, "memory_limit", "host memory"),
-                None => self.slot_too_large(slot, limit),
+                None => self.slot_too_large(window, limit),
             });
         }
+        let has_room = options.memory_limit.is_none() && largest.saturating_add(roomy) <= limit;
+        let slot = if has_room { roomy } else { window };
+        let slots_wanted = self.slots_wanted(slot, options.trial.ring);
         let slots = (limit - largest.min(limit))
             .checked_div(slot)
             .map_or(0, |room| room.min(slots_wanted).max(1));
@@ -147,6 +160,7 @@ impl Demand<'_> {
         Ok(HostBudget {
             pool: limit - slots * slot,
             slot,
+            window,
             slots,
             staging_max,
         })
@@ -598,6 +612,32 @@ mod tests {
             let budget = demand.host(None, true, &options(None, None)).expect("fits");
             assert_eq!(budget.slots * budget.slot, 32 * MIB);
             assert_eq!((budget.pool, budget.staging_max), (0, 32 * MIB));
+        });
+    }
+
+    /// Length and number of slots, by the limit of the control group and the bytes that it has
+    /// left. A slot has 1 MiB for a window, and 512 KiB to join tensors.
+    #[test]
+    fn room_to_join_tensors_is_given_up_before_the_load() {
+        let roomy = MIB + MIB / 2;
+        with(&[32 * MIB], 0, |demand| {
+            for (bytes, left, expected) in [
+                (1 << 30, 1 << 30, Some((roomy, 13))),
+                (64 * MIB, BESIDE_BYTES + MIB, Some((roomy, 5))),
+                (1 << 30, BESIDE_BYTES + roomy, Some((MIB, 1))),
+                (1 << 30, BESIDE_BYTES + MIB, Some((MIB, 1))),
+                (1 << 30, BESIDE_BYTES + MIB - 1, None),
+            ] {
+                let group = group(bytes, bytes - left);
+                let demand = Demand {
+                    group: Some(&group),
+                    room: usize::try_from(MIB / 2).expect("small"),
+                    ..*demand
+                };
+                let budget = demand.host(None, true, &options(None, None));
+                let slots = budget.ok().map(|budget| (budget.slot, budget.slots));
+                assert_eq!(slots, expected, "{left} bytes of {bytes}");
+            }
         });
     }
 

@@ -101,7 +101,15 @@ impl DeviceRules {
 impl Destination {
     /// Returns whether tensors go to the memory of a GPU.
     pub(crate) fn is_gpu(&self) -> bool {
-        matches!(self, Self::Cuda(_) | Self::CudaTargets(_))
+        self.context().is_some()
+    }
+
+    /// Returns the GPU whose memory they go to, if it is one.
+    pub(crate) fn context(&self) -> Option<&Context> {
+        match self {
+            Self::Cuda(context) | Self::CudaTargets(context) => Some(context),
+            Self::Host | Self::HostTargets => None,
+        }
     }
 }
 
@@ -313,12 +321,7 @@ impl Destinations {
 
     /// Returns the GPUs, one for each destination in their memory.
     pub(crate) fn contexts(&self) -> impl Iterator<Item = &Context> {
-        self.list
-            .iter()
-            .filter_map(|destination| match destination {
-                Destination::Cuda(context) | Destination::CudaTargets(context) => Some(context),
-                Destination::Host | Destination::HostTargets => None,
-            })
+        self.list.iter().filter_map(Destination::context)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::check::LateCheck;
 use super::distributed::Joined;
-use super::near_gpu::NearGpu;
+use super::near_gpu::GpuPlaces;
 use super::outputs::Complete;
 use super::pipeline::Feed;
 use super::stream::LastSteps;
@@ -38,7 +38,9 @@ pub(super) struct LoadEnd {
     /// The part that the leader of the node reads.
     pub(super) leader: Option<Arc<LeaderGroup>>,
     /// CPUs for the threads of the load, if they are chosen.
-    pub(super) near_gpu: Option<Arc<NearGpu>>,
+    pub(super) gpu_places: Option<Arc<GpuPlaces>>,
+    /// By group of lanes: its name in reports.
+    pub(super) group_names: Vec<String>,
     pub(super) check: Arc<LateCheck>,
     /// Completes a report with what only the destinations know.
     pub(super) destinations: Complete,
@@ -92,14 +94,14 @@ impl LastSteps for LoadEnd {
         (self.destinations)(report, self.feed.origins());
         self.add_phases(report);
         self.check.report(report);
-        add_depths(report, &self.feed, &self.sources);
+        add_depths(report, &self.feed, &self.group_names);
         let RemoteReports { cache, mirrors } = self.sources.remote_reports();
         (report.cache, report.mirrors) = (cache, mirrors);
         let (retries, reason) = self.sources.opening_retries();
         report.set_opening_retries(retries, reason);
         report.notes.extend(self.sources.notes());
-        let near_gpu = self.near_gpu.iter();
-        report.notes.extend(near_gpu.filter_map(|it| it.note()));
+        let places = self.gpu_places.iter();
+        report.notes.extend(places.flat_map(|it| it.notes()));
         if let Some(joined) = &self.joined {
             joined.complete(report);
         }
@@ -131,8 +133,7 @@ impl LoadEnd {
 }
 
 /// Adds the depth and the number of lanes of each group to the report.
-pub(crate) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
+pub(crate) fn add_depths(report: &mut Report, feed: &Feed, groups: &[String]) {
     report.lanes = feed.lanes();
-    let groups = sources.groups().iter().map(|group| group.name());
-    report.set_depths(groups.zip(feed.depths()));
+    report.set_depths(groups.iter().cloned().zip(feed.depths()));
 }

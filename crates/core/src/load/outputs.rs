@@ -3,23 +3,24 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::budget::{Demand, HostBudget, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
+use super::budget::{Demand, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::{Destination, Destinations};
 use super::lane::OpenSink;
-use super::pipeline::{LeaseOrigin, PublishedMemory};
+use super::pipeline::{LeaseOrigin, PublishedMemory, Slabs};
 use super::prepare::Prepared;
+use super::staging;
 use super::unified::SharedBudget;
 use crate::cuda::{Context, MemoryKind};
 use crate::error::Result;
 use crate::groups::{LeaderGroup, is_shown};
 use crate::memory::cgroup::cgroup_memory;
 use crate::memory::{
-    DeviceBudget, Mapping, Pool, PublishedPool, RegionCache, SharedMemory, Slab, Staging,
-    StagingNeed, WriteGate, kept_staging,
+    DeviceBudget, Mapping, Pool, PublishedPool, RegionCache, SharedMemory, Slab, WriteGate,
+    kept_staging,
 };
 use crate::options::LoadOptions;
 use crate::plan::{Plan, RegionPlan};
-use crate::report::{DeviceReport, Report, StagingReport};
+use crate::report::{DeviceReport, Report};
 use crate::schedule::beginnings;
 use crate::sink::{
     CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, PublishedBands, RouteSink, Sink,
@@ -42,7 +43,7 @@ pub(crate) struct Outputs {
     /// By destination.
     pub(crate) origins: Vec<LeaseOrigin>,
     /// Staging memory, for engines to register.
-    pub(crate) slab: Option<Arc<Slab>>,
+    pub(crate) slabs: Slabs,
     /// Notified when memory is freed.
     pub(crate) events: Arc<EventCount>,
     /// Write gate of the caller's memory, which is closed before the caller is told of an early
@@ -121,7 +122,7 @@ impl Outputs {
         let pool = region_cache.pool(budget.pool, host_bytes);
         let events = Arc::clone(pool.events());
         let staged = destinations.staged() && !prepared.plan.extents.is_empty();
-        let slab = staged.then(|| staging(budget, destinations.gpu(), &events));
+        let slabs = staged.then(|| staging::slabs(prepared.places(), budget, &events));
         let gate = Arc::<WriteGate>::default();
         let mut host_pool = Some(pool);
         let (mut origins, mut sinks) = (Vec::new(), Vec::new());
@@ -145,13 +146,13 @@ impl Outputs {
             origins.push(output.origin);
             sinks.push(output.sink);
         }
-        let slab = slab.transpose()?;
+        let slabs = slabs.transpose()?.unwrap_or_default();
         Ok(Self {
             regions: device_regions(&origins),
-            complete: completion(sinks.clone(), slab.as_deref()),
+            complete: completion(sinks.clone(), &slabs),
             open_sink: opener(Arc::clone(&prepared.plan), sinks),
             origins,
-            slab,
+            slabs,
             events,
             gate,
         })
@@ -193,8 +194,8 @@ fn opener(plan: Arc<Plan>, sinks: Vec<SinkFactory>) -> Arc<OpenSink<RouteSink>> 
     })
 }
 
-fn completion(sinks: Vec<SinkFactory>, slab: Option<&Slab>) -> Complete {
-    let staging = slab.and_then(staging_report);
+fn completion(sinks: Vec<SinkFactory>, slabs: &Slabs) -> Complete {
+    let staging = staging::report(slabs);
     Box::new(move |report, origins| {
         for origin in origins {
             if let LeaseOrigin::Regions(pool)
@@ -339,7 +340,7 @@ pub(crate) fn published(
     };
     let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));
     let slab = (budget.slots > 0)
-        .then(|| staging(budget, None, &events))
+        .then(|| staging::slab(budget, None, &events))
         .transpose()?;
     let memory = PublishedMemory {
         pool: PublishedPool::new(budget.pool, window, events),
@@ -347,17 +348,6 @@ pub(crate) fn published(
         is_copied,
     };
     Ok((memory, slab))
-}
-
-fn staging_report(slab: &Slab) -> Option<StagingReport> {
-    let facts = slab.facts()?;
-    Some(StagingReport {
-        bytes: facts.bytes as u64,
-        slots: slab.slots(),
-        pinned_bytes: facts.pinned_bytes as u64,
-        reused: facts.reused,
-        refusal: facts.refusal.clone(),
-    })
 }
 
 impl SinkFactory {
@@ -430,26 +420,6 @@ fn kept_bytes(region_cache: &RegionCache, destinations: &Destinations) -> u64 {
         0
     };
     region_cache.kept_bytes() + staging
-}
-
-fn staging(
-    budget: HostBudget,
-    context: Option<&Context>,
-    events: &Arc<EventCount>,
-) -> Result<Arc<Slab>> {
-    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    let staging = Staging::take(&StagingNeed {
-        slot_bytes: bytes(budget.slot),
-        slots: bytes(budget.slots),
-        bytes_max: bytes(budget.staging_max),
-        context,
-    })?;
-    Ok(Slab::staging(
-        staging,
-        bytes(budget.slot),
-        bytes(budget.slots),
-        Arc::clone(events),
-    ))
 }
 
 /// Returns the budget of each destination's device in bytes, if the load allocates tensors there.

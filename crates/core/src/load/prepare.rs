@@ -5,22 +5,25 @@ use std::sync::Arc;
 use super::budget::{MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::Destinations;
 use super::lane::LaneSetup;
-use super::near_gpu::NearGpu;
+use super::lane_groups::{LaneGroup, LaneGroups};
+use super::near_gpu::{GpuPlaces, NearGpu};
 use super::packing::RegionNeed;
-use super::pipeline::Feed;
+use super::pipeline::{Feed, Slabs};
 use super::source_table::{Others, SourceTable};
+use super::staging::StagingPlaces;
 use super::wanted::{refuse_too_many_reads, wanted};
 use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::groups::Limits;
 use crate::groups::{GroupLanes, LaneContext, LeaderGroup, LimitsRequest, SourceGroup, Sources};
-use crate::memory::{FileView, Slab};
+use crate::memory::FileView;
 use crate::options::{CacheMode, EngineChoice, LoadOptions, Order};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Depth, Groups};
 use crate::storage::ReadFile;
 use crate::tensor::TensorInfo;
+use crate::verify::Verify;
 
 /// Staging memory has room for this multiple of the bytes in flight at the start.
 const STAGED_STARTS: u64 = 4;
@@ -43,18 +46,19 @@ pub(crate) struct Prepared {
     /// Number of equal parts of the caller's memory limit, of which this load has one.
     pub(crate) limit_divisor: u64,
     /// CPUs for the threads of the load, if they are chosen.
-    pub(crate) near_gpu: Option<Arc<NearGpu>>,
+    pub(crate) gpu_places: Option<Arc<GpuPlaces>>,
+    lane_groups: LaneGroups,
     /// Default budget of a GPU, in bytes, unless a tensor is large.
     pub(crate) device_budget: u64,
     /// Lanes scatter what they read.
     pub(crate) scatters: bool,
-    /// By group.
+    /// By group of lanes.
     limits: Vec<Limits>,
 }
 
 impl Prepared {
-    /// Opens the sources of `tensors` and plans their reads. `ranks` load at the same time on this
-    /// machine, as far as is known.
+    /// Opens the sources of `tensors` and plans their reads. `copiers` is the number of threads
+    /// that copy for a rank of a group.
     ///
     /// # Errors
     ///
@@ -66,7 +70,7 @@ impl Prepared {
         mut destinations: Destinations,
         options: &LoadOptions,
         others: Option<Others>,
-        ranks: usize,
+        copiers: Option<usize>,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
         if options.cache == CacheMode::Map {
@@ -100,15 +104,27 @@ impl Prepared {
         let mut plan = plan::build(&wanted, &layouts, &arrangements);
         plan.renumber(&numbers);
         let has_nodes = table.has_nodes();
-        let near_gpu = (options.trial.numa)
-            .then(|| NearGpu::new(&destinations, ranks))
+        // Bytes are verified in the order of their files, which several sets of lanes with slots of
+        // their own could make each other wait for.
+        let is_divisible = options.verify == Verify::Off;
+        let gpu_places = (options.trial.numa)
+            .then(|| GpuPlaces::new(&destinations, copiers, is_divisible))
             .flatten();
-        let copiers = near_gpu.as_ref().map(|near_gpu| near_gpu.copiers());
         let (sources, leader) = table.begin(checkpoint, &plan, &destinations, options)?;
+        let lane_groups = lane_groups(&sources, &plan, gpu_places.as_ref());
+        let places = gpu_places.as_ref();
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
-            limits: limits(&sources, &plan, options, &destinations, copiers),
-            near_gpu,
+            limits: limits(
+                &sources,
+                &plan,
+                options,
+                &destinations,
+                &lane_groups,
+                places,
+            ),
+            gpu_places: gpu_places.map(Arc::new),
+            lane_groups,
             sources: Arc::new(sources),
             tensors,
             plan: Arc::new(plan),
@@ -140,12 +156,47 @@ impl Prepared {
         groups.all(|group| !group.files().is_empty() && group.files().iter().all(is_copied))
     }
 
-    /// Returns the groups of sources that share limits.
+    /// Returns the groups that share limits.
     pub(crate) fn groups(&self) -> Groups {
         let depths = self.limits.iter().map(|limits| limits.depth).collect();
         let mut groups = self.sources.groups().iter();
         let in_order = groups.position(|group| group.reads_in_file_order());
-        Groups::new(depths, self.sources.members().to_vec()).in_file_order(in_order)
+        let groups = self.lane_groups.scheduled(depths, self.sources.members());
+        groups.in_file_order(in_order)
+    }
+
+    /// Returns the groups of lanes, each with its sources and limits.
+    fn lane_groups(&self) -> impl Iterator<Item = (LaneGroup, &Arc<dyn SourceGroup>, &Limits)> {
+        let groups = self.lane_groups.list().iter().zip(&self.limits);
+        groups.map(|(group, limits)| (*group, &self.sources.groups()[group.sources], limits))
+    }
+
+    /// Returns the name of each group of lanes in reports.
+    pub(crate) fn group_names(&self) -> Vec<String> {
+        let groups = self.sources.groups();
+        let is_divided = self.lane_groups.list().len() > groups.len();
+        let name = |(group, sources, _): (LaneGroup, &Arc<dyn SourceGroup>, &Limits)| {
+            let near = self.near(group).filter(|_| is_divided);
+            near.map_or_else(
+                || sources.name(),
+                |near| format!("{} for {}", sources.name(), near.gpu()),
+            )
+        };
+        self.lane_groups().map(name).collect()
+    }
+
+    /// Returns the places that staging memory is divided by.
+    pub(crate) fn places(&self) -> StagingPlaces<'_> {
+        StagingPlaces {
+            destinations: &self.destinations,
+            lane_groups: &self.lane_groups,
+            gpu_places: self.gpu_places.as_deref(),
+        }
+    }
+
+    /// Returns the CPUs for the threads of a group of lanes, if they are chosen.
+    fn near(&self, group: LaneGroup) -> Option<&Arc<NearGpu>> {
+        near(self.gpu_places.as_deref(), group)
     }
 
     /// Returns the initial number of reads of the largest size in flight.
@@ -163,13 +214,12 @@ impl Prepared {
     /// initial value, since more rarely helps; for stores and network file systems it is the
     /// maximum.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
-        let room = |(group, limits): (&Arc<dyn SourceGroup>, &Limits)| match group.files() {
+        let room = |(_, group, limits): (_, &Arc<dyn SourceGroup>, &Limits)| match group.files() {
             [] => limits.depth.bytes(),
             files if files.iter().any(ReadFile::is_far) => limits.depth.bytes(),
             _ => limits.depth.start().bytes,
         };
-        let rooms = self.sources.groups().iter().zip(&self.limits).map(room);
-        rooms.fold(0, u64::saturating_add)
+        self.lane_groups().map(room).fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes in flight that staging memory should have room for: more than the initial
@@ -196,14 +246,14 @@ impl Prepared {
         all.min(self.plan.extents.len()).max(1)
     }
 
-    /// Returns the bytes that the extents of a group need.
-    fn bytes_of(&self, group: usize) -> u64 {
-        let members = self.sources.members();
-        let extents = self.plan.extents.iter();
-        extents
-            .filter(|extent| members[extent.source].group == group)
-            .map(|extent| extent.needed as u64)
-            .sum()
+    /// Returns the bytes that the extents of each group of lanes need.
+    fn needed_bytes(&self) -> Vec<u64> {
+        let groups = self.groups();
+        let mut bytes = vec![0; self.limits.len()];
+        for extent in &self.plan.extents {
+            bytes[groups.group_of(&self.plan.regions[extent.region])] += extent.needed as u64;
+        }
+        bytes
     }
 
     /// Returns the length of the longest read or request, in bytes.
@@ -221,22 +271,23 @@ impl Prepared {
         options: &LoadOptions,
         feed: &Arc<Feed>,
         counters: &Arc<Counters>,
-        slab: Option<&Arc<Slab>>,
+        slabs: &Slabs,
     ) -> Vec<LaneSetup> {
         let (mut lanes, mut counts) = (Vec::new(), Vec::new());
-        for (group, (sources, limits)) in self.sources.groups().iter().zip(&self.limits).enumerate()
-        {
+        let groups = self.lane_groups().zip(self.needed_bytes()).enumerate();
+        for (group, ((lane_group, sources, limits), needed_bytes)) in groups {
+            let near_gpu = self.near(lane_group);
             let context = LaneContext {
                 options,
                 plan: &self.plan,
                 limits,
                 gpus: self.destinations.gpus(),
-                copiers: self.near_gpu.as_ref().map(|near_gpu| near_gpu.copiers()),
+                copiers: near_gpu.map(|near_gpu| near_gpu.copiers()),
                 scatters: self.scatters,
-                slab,
+                slab: slabs.for_group(group),
                 cancel: feed.cancel(),
             };
-            let GroupLanes { engine, count } = sources.lanes(&context, self.bytes_of(group));
+            let GroupLanes { engine, count } = sources.lanes(&context, needed_bytes);
             lanes.extend((0..count.most()).map(|index| LaneSetup {
                 feed: Arc::clone(feed),
                 group,
@@ -247,13 +298,13 @@ impl Prepared {
                 lanes: count.when_begins(index),
                 naps_shortly: options.trial.nice,
                 counters: Arc::clone(counters),
-                near_gpu: self.near_gpu.clone(),
+                near_gpu: near_gpu.cloned(),
             }));
             counts.push(count);
         }
         feed.set_lanes(counts);
-        let groups = self.sources.groups().iter();
-        let watched = groups.map(|group| group.is_watched()).collect();
+        let groups = self.lane_groups();
+        let watched = groups.map(|(_, group, _)| group.is_watched()).collect();
         feed.watch(self.sources.names(), watched);
         lanes
     }
@@ -296,27 +347,44 @@ fn refuse_views(
     Ok(())
 }
 
-/// Returns the in-flight limits of each group: those of the caller, or else by the hints of its
-/// sources, and the number of threads that copy.
+/// Returns the groups of lanes of a load, divided by the places of its GPUs if these are known.
+fn lane_groups(sources: &Sources, plan: &Plan, places: Option<&GpuPlaces>) -> LaneGroups {
+    let groups = sources.groups().iter();
+    let are_divisible: Vec<bool> = groups.map(|group| group.is_divisible()).collect();
+    let places = places.map_or(&[][..], GpuPlaces::of_destination);
+    LaneGroups::new(plan, sources.members(), &are_divisible, places.to_vec())
+}
+
+/// Returns the CPUs for the threads of a group of lanes, if they are chosen.
+fn near(places: Option<&GpuPlaces>, group: LaneGroup) -> Option<&Arc<NearGpu>> {
+    places?.get(group.place?)
+}
+
+/// Returns the in-flight limits of each group of lanes: those of the caller, or else by the hints
+/// of its sources, and the number of threads that copy.
 fn limits(
     sources: &Sources,
     plan: &Plan,
     options: &LoadOptions,
     destinations: &Destinations,
-    copiers: Option<usize>,
+    lane_groups: &LaneGroups,
+    places: Option<&GpuPlaces>,
 ) -> Vec<Limits> {
-    let (members, groups) = (sources.members(), sources.groups());
-    let is_received = groups.iter().any(|group| group.is_received());
-    let limits = |(number, group): (usize, &Arc<dyn SourceGroup>)| {
-        let extents = plan.extents.iter();
-        let own = extents.filter(|extent| members[extent.source].group == number);
-        group.limits(&LimitsRequest {
+    let is_received = (sources.groups().iter()).any(|group| group.is_received());
+    let groups = lane_groups.scheduled(Vec::new(), sources.members());
+    let mut windows = vec![0; lane_groups.list().len()];
+    for extent in &plan.extents {
+        let window = &mut windows[groups.group_of(&plan.regions[extent.region])];
+        *window = extent.window.max(*window);
+    }
+    let limits = |(group, window): (&LaneGroup, usize)| {
+        sources.groups()[group.sources].limits(&LimitsRequest {
             options,
-            window: own.map(|extent| extent.window).max().unwrap_or(0),
+            window,
             gpus: destinations.gpus(),
-            copiers,
+            copiers: near(places, *group).map(|near| near.copiers()),
             is_deep: destinations.fills_own_memory() && !is_received,
         })
     };
-    groups.iter().enumerate().map(limits).collect()
+    lane_groups.list().iter().zip(windows).map(limits).collect()
 }

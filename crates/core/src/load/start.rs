@@ -17,13 +17,12 @@ use super::early::EarlyStart;
 use super::ending::LoadEnd;
 use super::lane::{self, LaneEngine, Refused};
 use super::outputs::Outputs;
-use super::pipeline::Feed;
+use super::pipeline::{Feed, Slabs};
 use super::prepare::Prepared;
 use super::source_table::Others;
 use super::stream::{Handover, StreamSetup, TensorStream};
 use super::unified;
 use crate::error::Result;
-use crate::memory::Slab;
 use crate::options::LoadOptions;
 use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
@@ -124,13 +123,14 @@ impl Loader {
                 Arc::clone(&prepared.plan),
                 schedule,
                 outputs.origins,
-                outputs.slab.clone(),
+                None,
                 outputs.events,
             )
+            .with_slabs(outputs.slabs.clone())
             .checked(Arc::clone(check)),
         );
         let counters = Arc::<Counters>::default();
-        let lanes = prepared.lanes(&options, &feed, &counters, outputs.slab.as_ref());
+        let lanes = prepared.lanes(&options, &feed, &counters, &outputs.slabs);
         timeline.record("memory", planned);
         let (opened_at, opening) = self.checkpoint.opening();
         let handover = Handover::new(StreamSetup {
@@ -151,7 +151,8 @@ impl Loader {
                 counters: Arc::clone(&counters),
                 sources: Arc::clone(&prepared.sources),
                 leader: prepared.leader.clone(),
-                near_gpu: prepared.near_gpu.clone(),
+                gpu_places: prepared.gpu_places.clone(),
+                group_names: prepared.group_names(),
                 check: Arc::clone(check),
                 destinations: outputs.complete,
                 joined,
@@ -170,7 +171,7 @@ impl Loader {
             Ok(started) => started,
             Err(refused) => return Err(TensorStream::refused(handover, refused)),
         };
-        warn_once(&opened, outputs.slab.as_deref());
+        warn_once(&opened, &outputs.slabs);
         handover.set_engine(opened);
         let mut stream = TensorStream::new(handover, threads);
         stream.set_allocator(allocator);
@@ -196,14 +197,14 @@ impl Loader {
         let options = unified::adapted(options, destinations.sharing());
         let free = free_bytes(&destinations, allocator)?;
         let destinations = destinations.measured(free);
-        let ranks = (joined.as_ref()).map_or(1, |joined| joined.report.node_ranks.len());
+        let copiers = joined.as_ref().map(|joined| joined.copiers);
         let mut prepared = Prepared::new(
             &self.checkpoint,
             selected,
             destinations,
             &options,
             part,
-            ranks,
+            copiers,
         )?;
         prepared.limit_divisor = divisor;
         let timeline = Timeline::default();
@@ -305,7 +306,7 @@ fn bridge(
 
 /// Logs, once per process each, fallbacks that make loads slower. The target: every report has them
 /// too, as notes, and Python logs these.
-fn warn_once(opened: &LaneEngine, slab: Option<&Slab>) {
+fn warn_once(opened: &LaneEngine, slabs: &Slabs) {
     static NO_RING: AtomicBool = AtomicBool::new(false);
     static NOT_PINNED: AtomicBool = AtomicBool::new(false);
     // An atomic replaces a lock, on which a process that is forked meanwhile could block.
@@ -320,8 +321,8 @@ fn warn_once(opened: &LaneEngine, slab: Option<&Slab>) {
             "io_uring cannot be used; reading with threads instead"
         );
     }
-    let staging = slab.and_then(Slab::facts);
-    if let Some(refusal) = staging.and_then(|facts| facts.refusal.as_ref())
+    let mut refusals = slabs.iter().filter_map(|it| it.facts()?.refusal.as_ref());
+    if let Some(refusal) = refusals.next()
         && is_first(&NOT_PINNED)
     {
         tracing::warn!(target: "tload::notes", %refusal, "not all staging memory can be pinned; the driver makes an extra copy of the rest");

@@ -102,7 +102,8 @@ impl SharedBudget {
         let error = || {
             let index = host.into_iter().chain(destinations.indices_shared());
             let largest = index.max_by_key(|index| demand.largest_region(*index));
-            let error = refusal(context.ordinal(), budget, on_host + devices, available);
+            let least = budget.without_room();
+            let error = refusal(context.ordinal(), least, on_host + devices, available);
             match largest.filter(|index| largest_on(*index) > 0) {
                 Some(index) => error.with_tensor(demand.largest_tensor(index).name()),
                 None => error,
@@ -114,10 +115,18 @@ impl SharedBudget {
     /// Fits `budget` into `available` bytes beside the largest regions of the host and of the
     /// `devices`; `None` if they do not fit.
     ///
+    /// Slots lose their room to join tensors before the load is refused.
+    ///
     /// Worked example: 100 MiB are available, of which the largest tensor on the GPU takes 60 and a
     /// slot 4. Of the other 36, the ring takes at most 9, so it has 3 slots; 88 are left for the
     /// GPU.
-    fn fit(mut budget: HostBudget, host: u64, devices: u64, available: u64) -> Option<Self> {
+    fn fit(budget: HostBudget, host: u64, devices: u64, available: u64) -> Option<Self> {
+        let fitted = |budget| Self::fit_slots(budget, host, devices, available);
+        fitted(budget).or_else(|| fitted(budget.without_room()))
+    }
+
+    /// Fits `budget` with slots of this length.
+    fn fit_slots(mut budget: HostBudget, host: u64, devices: u64, available: u64) -> Option<Self> {
         let slot = budget.slot * budget.slots.min(1);
         let least = host.checked_add(slot)?.checked_add(devices)?;
         let spare = available.checked_sub(least)? / SPARE_SHARE;
@@ -190,6 +199,7 @@ mod tests {
         HostBudget {
             pool: pool * MIB,
             slot: if slots > 0 { 4 * MIB } else { 0 },
+            window: if slots > 0 { 4 * MIB } else { 0 },
             slots,
             staging_max: 512 * MIB,
         }
@@ -236,6 +246,20 @@ mod tests {
             None,
             "no overflow"
         );
+    }
+
+    /// By the available memory: the length of the slot, and the bytes left for the GPU.
+    #[test]
+    fn room_to_join_tensors_is_given_up_before_the_load() {
+        let roomy = HostBudget {
+            window: 3 * MIB,
+            ..budget(0, 1)
+        };
+        for (available, expected) in [(64, Some((4, 60))), (63, Some((3, 60))), (62, None)] {
+            let fitted = SharedBudget::fit(roomy, 0, 60 * MIB, available * MIB);
+            let found = fitted.map(|it| (it.host.slot / MIB, it.left / MIB));
+            assert_eq!(found, expected, "{available}");
+        }
     }
 
     /// Each of two GPUs sees what is left without the largest region of the other.
@@ -295,6 +319,7 @@ mod tests {
         let slots = |slot: u64, slots| {
             let budget = HostBudget {
                 slot: slot * MIB,
+                window: slot * MIB,
                 ..budget(0, slots)
             };
             let short = with_slots(budget, RING_BYTES_MAX / budget.slot.max(1));

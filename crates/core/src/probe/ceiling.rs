@@ -64,7 +64,14 @@ impl Loader {
         let options = copying(self.options.clone());
         let selected = self.selected()?;
         let destinations = Destinations::host(&selected);
-        let prepared = Prepared::new(self.checkpoint(), selected, destinations, &options, None, 1)?;
+        let prepared = Prepared::new(
+            self.checkpoint(),
+            selected,
+            destinations,
+            &options,
+            None,
+            None,
+        )?;
         // Lanes that wait for a slot are woken by its return.
         let events = Arc::default();
         let RawMemory { origin, slab, jobs } = RawMemory::new(&prepared, ceiling, &events)?;
@@ -77,13 +84,13 @@ impl Loader {
             events,
         ));
         let counters = Arc::<Counters>::default();
-        let lanes = prepared.lanes(&options, &feed, &counters, slab.as_ref());
+        let lanes = prepared.lanes(&options, &feed, &counters, &slab.into());
         let mut report = self.report(&prepared);
         let (engine, ended) = run(lanes, ceiling)?;
         let since = counters.reading_since.get();
         report.seconds = since.map_or(0.0, |since| (ended - *since).as_secs_f64());
         report.engine = engine;
-        add_depths(&mut report, &feed, &prepared.sources);
+        add_depths(&mut report, &feed, &prepared.group_names());
         report.tensors = prepared.tensors.len() as u64;
         report.tensor_bytes = prepared.tensors.iter().map(TensorInfo::byte_len).sum();
         "complete".clone_into(&mut report.outcome);

@@ -174,6 +174,19 @@ pub struct StagingReport {
     pub refusal: Option<String>,
 }
 
+impl StagingReport {
+    /// Adds another part of the staging memory.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            slots: self.slots + other.slots,
+            pinned_bytes: self.pinned_bytes + other.pinned_bytes,
+            reused: self.reused && other.reused,
+            refusal: self.refusal.or(other.refusal),
+        }
+    }
+}
+
 /// Transfers to one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]

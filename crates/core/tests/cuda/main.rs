@@ -22,6 +22,7 @@ mod foreign;
 mod growing_timeouts;
 mod lifetimes;
 mod loads;
+mod numa;
 mod objects;
 mod pinning;
 mod processes;

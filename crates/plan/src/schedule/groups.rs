@@ -1,8 +1,10 @@
 //! Groups of sources that share limits: the files of one file system, the objects of one store.
 //!
-//! A group has its own lanes, whose engines can read only its sources.
+//! A group has its own lanes, whose engines can read only its sources. It may be divided by the
+//! places of what it reads: each part has lanes of its own, and all parts read the same sources.
 
 use super::Depth;
+use crate::RegionPlan;
 
 /// Sources of a load by group, and the limits of each group.
 #[derive(Clone, Debug)]
@@ -12,6 +14,16 @@ pub struct Groups {
     members: Vec<Member>,
     /// Group that is read in file order whatever the order of the load.
     sequential: Option<usize>,
+    division: Division,
+}
+
+/// Division of groups by the places of their destinations.
+#[derive(Clone, Debug, Default)]
+pub struct Division {
+    /// By destination: its place.
+    pub places: Vec<usize>,
+    /// By group of sources: the group that reads for each place; empty if it is not divided.
+    pub parts: Vec<Vec<usize>>,
 }
 
 /// Group of a source, and its index there.
@@ -35,6 +47,7 @@ impl Groups {
             depths,
             members,
             sequential: None,
+            division: Division::default(),
         }
     }
 
@@ -43,6 +56,22 @@ impl Groups {
     pub fn in_file_order(mut self, group: Option<usize>) -> Self {
         self.sequential = group;
         self
+    }
+
+    /// Divides groups: their parts are among the groups.
+    #[must_use]
+    pub fn divided(mut self, division: Division) -> Self {
+        self.division = division;
+        self
+    }
+
+    /// Returns the group that reads a region.
+    pub fn group_of(&self, region: &RegionPlan) -> usize {
+        let group = self.member(region.source).group;
+        let Division { places, parts } = &self.division;
+        let place = places.get(region.destination).copied().unwrap_or(0);
+        let parts = parts.get(group).map_or(&[][..], Vec::as_slice);
+        parts.get(place).copied().unwrap_or(group)
     }
 
     /// Lowers the limits to `jobs` jobs in flight, over all groups.

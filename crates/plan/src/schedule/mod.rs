@@ -22,7 +22,7 @@ use std::time::Duration;
 use controller::Controller;
 pub use depth::{Depth, InFlight};
 pub use depth_report::{DepthReport, LimitReason};
-pub use groups::{Groups, Member};
+pub use groups::{Division, Groups, Member};
 pub use lanes::{LaneCount, WINDOW};
 use queues::{Candidate, Queues};
 
@@ -38,8 +38,8 @@ pub struct Schedule {
     queues: Vec<Queues>,
     /// Indexed by group.
     controllers: Vec<Controller>,
-    /// Index of each source in the queues of its group.
-    numbers: Vec<usize>,
+    /// By region: its group, and the index of its source in the queues of that group.
+    queue_of: Vec<(usize, usize)>,
     /// With file order over several groups: the region that is next to begin. Without it, a group
     /// that is ahead could fill the budget with tensors that are not due yet, and no memory would
     /// be left for the tensor that is due.
@@ -64,7 +64,7 @@ impl Schedule {
     /// Creates a schedule for `plan`. [`Order::Ready`] reads sources in parallel, [`Order::File`]
     /// one after another.
     pub fn new(plan: &Plan, order: Order, groups: Groups) -> Self {
-        let (queues, numbers) = queues(plan, order, &groups);
+        let (queues, queue_of) = queues(plan, order, &groups);
         let depths = (0..groups.len()).map(|group| groups.limits(group));
         let controllers = depths.map(Controller::new).collect();
         let turns = order == Order::File && groups.len() > 1;
@@ -72,7 +72,7 @@ impl Schedule {
             groups,
             queues,
             controllers,
-            numbers,
+            queue_of,
             turn: turns.then_some(0),
             stopped: false,
         }
@@ -131,8 +131,8 @@ impl Schedule {
     /// Records that the read of an extent returned by [`Self::next`] has ended. `now` is the time
     /// since the load's start.
     pub fn ended(&mut self, extent: &Extent, now: Duration) {
-        let group = self.groups.member(extent.source).group;
-        self.queues[group].ended(self.numbers[extent.source]);
+        let (group, source) = self.queue_of[extent.region];
+        self.queues[group].ended(source);
         let remaining = self.queues[group].remaining();
         self.controllers[group].ended(extent.window, remaining, now);
     }
@@ -140,8 +140,8 @@ impl Schedule {
     /// Records that an extent that had ended is read again. `now` is the time since the load's
     /// start.
     pub fn again(&mut self, extent: &Extent, now: Duration) {
-        let group = self.groups.member(extent.source).group;
-        self.queues[group].again(self.numbers[extent.source]);
+        let (group, source) = self.queue_of[extent.region];
+        self.queues[group].again(source);
         self.controllers[group].began(extent.window, now);
     }
 
@@ -203,17 +203,24 @@ impl Schedule {
         self.turn
     }
 
-    /// Returns the group of a source and its index there.
-    pub fn member(&self, source: usize) -> Member {
-        self.groups.member(source)
+    /// Returns the index of a source in the engines of its group.
+    pub fn index_of(&self, source: usize) -> usize {
+        self.groups.member(source).index
+    }
+
+    /// Returns the group that reads an extent.
+    pub fn group_of(&self, extent: &Extent) -> usize {
+        self.queue_of[extent.region].0
     }
 }
 
-/// Creates the queues of all groups. Also returns the index of each source in those of its group.
-fn queues(plan: &Plan, order: Order, groups: &Groups) -> (Vec<Queues>, Vec<usize>) {
-    let group_of = |source| groups.member(source).group;
+/// Creates the queues of all groups. Also returns, by region, its group and the index of its source
+/// in the queues of that group.
+fn queues(plan: &Plan, order: Order, groups: &Groups) -> (Vec<Queues>, Vec<(usize, usize)>) {
     let in_order = |group| order == Order::File || groups.is_sequential(group);
-    Queues::new(plan, groups.len(), in_order, group_of)
+    Queues::new(plan, groups.len(), in_order, |region| {
+        groups.group_of(region)
+    })
 }
 
 /// Returns the order in which regions may be given memory ahead of the reads. Whatever each

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::least_loaded::LeastLoaded;
-use crate::Plan;
+use crate::{Plan, RegionPlan};
 
 /// Maximum number of regions without memory that are skipped in one call while something else can
 /// be read: there may be a thousand sources.
@@ -51,28 +51,27 @@ pub(super) enum Candidate {
 }
 
 impl Queues {
-    /// Creates the queues of `groups` groups. Also returns the index of each source in its group.
-    /// A group that is read in file order counts as one source.
+    /// Creates the queues of `groups` groups. Also returns, by region, its group and the index of
+    /// its source there. A group that is read in file order counts as one source.
     pub(super) fn new(
         plan: &Plan,
         groups: usize,
         in_file_order: impl Fn(usize) -> bool,
-        group_of: impl Fn(usize) -> usize,
-    ) -> (Vec<Self>, Vec<usize>) {
+        group_of: impl Fn(&RegionPlan) -> usize,
+    ) -> (Vec<Self>, Vec<(usize, usize)>) {
         let mut queues: Vec<Vec<SourceQueue>> = (0..groups).map(|_| Vec::new()).collect();
         let mut remaining = vec![0; groups];
-        let mut numbers = Vec::new();
-        let mut last_source = None;
+        let mut queue_of = Vec::with_capacity(plan.regions.len());
+        let mut last_source = vec![None; groups];
         for (index, region) in plan.regions.iter().enumerate() {
-            let group = group_of(region.source);
+            let group = group_of(region);
             let sources = &mut queues[group];
             // Regions come in file order, so a new source begins a new queue.
-            if last_source != Some(region.source) && (!in_file_order(group) || sources.is_empty()) {
+            let is_new = last_source[group].replace(region.source) != Some(region.source);
+            if is_new && (!in_file_order(group) || sources.is_empty()) {
                 sources.push(SourceQueue::default());
             }
-            last_source = Some(region.source);
-            numbers.resize(numbers.len().max(region.source + 1), 0);
-            numbers[region.source] = sources.len() - 1;
+            queue_of.push((group, sources.len() - 1));
             let last = sources.last_mut().expect("pushed for the first region");
             last.regions.push_back(index);
             let windows = plan.extents[region.extents.clone()].iter();
@@ -86,7 +85,7 @@ impl Queues {
             remaining,
             sources,
         });
-        (queues.collect(), numbers)
+        (queues.collect(), queue_of)
     }
 
     /// Returns the regions that have not begun, each behind its place in the queue of its source.

@@ -275,6 +275,64 @@ fn file_order_group_waits_for_its_turn() {
     assert!(matches!(next(&mut schedule, 0), Next::Extent(_)));
 }
 
+/// Two sources, whose tensors go to destinations 0, 1 and 2 in turn. Destination 2 has place 1 too.
+#[test]
+fn divided_group_reads_by_place_of_destination() {
+    let wanted = (0..12u64).map(|tensor| Wanted {
+        source: usize::from(tensor >= 6),
+        range: tensor % 6 * 2 * MIB..(tensor % 6 + 1) * 2 * MIB,
+        strides: None,
+        alignment: 1,
+        destination: [0, 1, 2][usize::try_from(tensor % 3).expect("small")],
+    });
+    let layout = Layout {
+        extent_bytes: MIB,
+        alignment: 4 * KIB,
+        gap_bytes: 0,
+    };
+    let arrangements = [const { crate::Arrangement::InPlace }; 3];
+    let plan = build(&wanted.collect::<Vec<_>>(), &[layout; 2], &arrangements);
+    let division = Division {
+        places: vec![0, 1, 1],
+        parts: vec![vec![0, 1]],
+    };
+    let members = [0, 1].map(|index| Member { group: 0, index });
+    let depths = vec![Depth::fixed(3, 64 * MIB); 2];
+    for order in [Order::Ready, Order::File] {
+        let groups = Groups::new(depths.clone(), members.to_vec()).divided(division.clone());
+        let mut schedule = Schedule::new(&plan, order, groups);
+        let mut read = vec![0; plan.extents.len()];
+        let mut by_place = [0; 2];
+        while read.contains(&0) {
+            let before = by_place;
+            for group in 0..2 {
+                let mut ended = Vec::new();
+                while let Next::Extent(extent) = schedule
+                    .next(group, Duration::ZERO, &plan, |_| Ok::<_, Infallible>(true))
+                    .expect("infallible")
+                {
+                    ended.push(extent);
+                }
+                for extent in ended {
+                    let planned = &plan.extents[extent];
+                    let destination = plan.regions[planned.region].destination;
+                    assert_eq!(group, usize::from(destination > 0), "{order:?}");
+                    assert_eq!(schedule.group_of(planned), group);
+                    assert_eq!(schedule.index_of(planned.source), planned.source);
+                    schedule.ended(planned, Duration::ZERO);
+                    read[extent] += 1;
+                    by_place[group] += 1;
+                }
+            }
+            assert_ne!(by_place, before, "{order:?}: stuck");
+        }
+        assert_eq!(by_place, [8, 16]);
+        assert!(read.iter().all(|count| *count == 1));
+        assert_eq!(schedule.in_flight(), InFlight::default());
+        assert!(schedule.is_exhausted(0) && schedule.is_exhausted(1));
+    }
+}
+
 #[test]
 fn beginnings_follow_order() {
     let plan = plan(3);

@@ -18,6 +18,7 @@ use across::Across;
 use reader::Reader;
 
 use super::Loader;
+use crate::engine::copiers_of_rank;
 use crate::error::{Error, ErrorKind, Result};
 use crate::groups::Shares;
 use crate::options::{CacheMode, LoadOptions, OnPeerLoss, OptionValue, Order, Share, format_bytes};
@@ -25,10 +26,11 @@ use crate::plan::{self, RankWant, SharePlan, ShareRules, Slice};
 use crate::ranks::{Group, JoinLimits};
 use crate::report::GroupReport;
 use crate::verify::Verify;
+use tload_numa::Cpus;
 use tload_ranks::Hello;
 use tload_ranks::Request;
 use tload_ranks::{Dispatcher, Start};
-use tload_ranks::{Role, Scope};
+use tload_ranks::{Node, Role, Scope};
 
 /// Time for which a slow rank may delay the others, if it can then read the missing bytes itself.
 const LAG: Duration = Duration::from_secs(1);
@@ -44,6 +46,8 @@ pub(crate) struct Joined {
     /// `None` if the rank shares nothing.
     pub(crate) shares: Option<Shares>,
     pub(crate) report: GroupReport,
+    /// Number of threads that copy for this rank.
+    pub(crate) copiers: usize,
     /// Bytes that the ranks of the node are to read.
     planned_bytes: u64,
     /// Reads of the leader for all ranks of its node.
@@ -86,10 +90,11 @@ impl Loader {
             share: "node".to_owned(),
             ..GroupReport::default()
         };
+        let copiers = copiers(&node, group.rank());
         let (mut joining, reader) = match node.role {
             Role::Alone => {
                 let reason = self.reason(node.reason);
-                return Ok(Some(Joined::alone(report, reason, started)));
+                return Ok(Some(Joined::alone(report, copiers, reason, started)));
             }
             Role::Follower(joining) => (joining, None),
             Role::Leader(dispatcher, joining) => {
@@ -110,7 +115,7 @@ impl Loader {
             // A rank that reads alone verifies what it reads.
             Err(error) if reader.is_none() && self.reads_without(&error) => {
                 let reason = Some(error.message().to_owned());
-                return Ok(Some(Joined::alone(report, reason, started)));
+                return Ok(Some(Joined::alone(report, copiers, reason, started)));
             }
             plan => plan?,
         };
@@ -127,10 +132,11 @@ impl Loader {
             shares: Some(Shares {
                 plan,
                 joining,
-                ranks: report.node_ranks.len(),
+                copiers,
                 reread_bytes: Arc::clone(&reread_bytes),
             }),
             report,
+            copiers,
             reader,
             reread_bytes,
         }))
@@ -180,7 +186,9 @@ impl Loader {
         let states = self.checkpoint.state();
         let indexes = states.len() - self.checkpoint.shards().len();
         let names = std::iter::repeat_n("the index".to_owned(), indexes).chain(locations);
-        Hello::new(options.into(), names.zip(states).collect())
+        let mut hello = Hello::new(options.into(), names.zip(states).collect());
+        hello.cpus = tload_numa::allowed().ok().map(|cpus| cpus.to_string());
+        hello
     }
 
     /// Returns the request of this rank.
@@ -335,6 +343,20 @@ impl Loader {
     }
 }
 
+/// Returns the number of threads that copy for `rank` of a node.
+fn copiers(node: &Node, rank: usize) -> usize {
+    let parsed = |list: &Option<String>| list.as_ref()?.parse::<Cpus>().ok();
+    let (mut own, mut others) = (None, Vec::new());
+    for (other, cpus) in node.ranks.iter().zip(&node.cpus) {
+        if *other == rank {
+            own = parsed(cpus);
+        } else {
+            others.push(parsed(cpus));
+        }
+    }
+    copiers_of_rank(own.as_ref(), &others)
+}
+
 /// Publishes every range whole. Returns whether any was to be published in bands.
 fn publish_whole(shared: &mut SharePlan) -> bool {
     let bands = (shared.shared.iter_mut()).map(|it| std::mem::take(&mut it.bands));
@@ -354,13 +376,19 @@ impl Drop for Closing<'_> {
 
 impl Joined {
     /// Describes a load of which this rank reads everything itself.
-    fn alone(mut report: GroupReport, reason: Option<String>, started: Instant) -> Self {
+    fn alone(
+        mut report: GroupReport,
+        copiers: usize,
+        reason: Option<String>,
+        started: Instant,
+    ) -> Self {
         "none".clone_into(&mut report.share);
         report.reason = reason;
         report.join_seconds = started.elapsed().as_secs_f64();
         Self {
             shares: None,
             report,
+            copiers,
             planned_bytes: 0,
             reader: None,
             reread_bytes: Arc::default(),

@@ -100,7 +100,8 @@ impl Reader {
                 checkpoint: checkpoint.clone(),
             })
         });
-        let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others, 1)?;
+        let mut prepared =
+            Prepared::new(checkpoint, tensors, destinations, &options, others, None)?;
         let bands = PublishedBands::new(Arc::make_mut(&mut prepared.plan), &shared.shared);
         let bands = Arc::new(bands);
         prepared.scatters = bands.are_any();
@@ -333,9 +334,8 @@ impl Reader {
     /// Starts the lanes.
     pub(super) fn start(self: &Arc<Self>) -> Result<()> {
         let slab = self.slab.lock().take();
-        let lanes = self
-            .prepared
-            .lanes(&self.options, &self.feed, &self.counters, slab.as_ref());
+        let prepared = &self.prepared;
+        let lanes = prepared.lanes(&self.options, &self.feed, &self.counters, &slab.into());
         if lanes.is_empty() {
             self.read();
             return Ok(());

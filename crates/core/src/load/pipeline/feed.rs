@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::in_flight::{InFlightReads, Waiting};
 use super::lease_origin::LeaseOrigin;
 use super::not_begun::{DeviceWait, NotBegun};
+use super::slabs::Slabs;
 use crate::engine::Job;
 use crate::error::Result;
 use crate::load::check::LateCheck;
@@ -52,7 +53,7 @@ struct FeedState {
     /// By region: the unread rest of each open region.
     writers: Vec<Option<RegionWriter>>,
     /// Staging memory, until the load ends.
-    slab: Option<Arc<Slab>>,
+    slabs: Slabs,
     /// By group; groups beyond the end of the list keep the lanes that they began with.
     lanes: Vec<LaneCount>,
     /// By group: bytes that have been read.
@@ -74,12 +75,6 @@ pub(in crate::load) enum NextJob {
 }
 
 impl FeedState {
-    /// Returns whether slots are used and none is free.
-    fn lacks_slots(&self) -> bool {
-        let slab = self.slab.as_ref();
-        slab.is_some_and(|slab| !slab.has_free_slot())
-    }
-
     /// Returns the bytes that each lane may have in flight. Copies are bound to their lane, so one
     /// lane must not hold more than its share.
     fn share(&self, group: usize, lanes: &LaneCount) -> u64 {
@@ -109,7 +104,7 @@ impl Feed {
             state: Mutex::new(FeedState {
                 schedule,
                 writers,
-                slab,
+                slabs: slab.into(),
                 lanes: Vec::new(),
                 read_bytes: vec![0; groups],
                 reads: InFlightReads::new(groups),
@@ -123,6 +118,13 @@ impl Feed {
             copying: AtomicUsize::new(0),
             without_memory: AtomicUsize::new(0),
         }
+    }
+
+    /// Reads into the slots of these slabs in place of one.
+    #[must_use]
+    pub(crate) fn with_slabs(self, slabs: Slabs) -> Self {
+        self.state.lock().slabs = slabs;
+        self
     }
 
     /// Adds verification of everything that is read, on the way to the sink.
@@ -284,7 +286,10 @@ impl Feed {
         self.stop();
         let left = {
             let mut state = self.state.lock();
-            (std::mem::take(&mut state.writers), state.slab.take())
+            (
+                std::mem::take(&mut state.writers),
+                std::mem::take(&mut state.slabs),
+            )
         };
         // The lock is released first, because unmapping can take a while.
         drop(left);
@@ -339,7 +344,7 @@ impl Feed {
         }
         // The next job might need a slot. Only the owner of this lock takes slots, so a free one is
         // still free below.
-        if state.lacks_slots() {
+        if state.slabs.lacks_slots(group) {
             if state.schedule.is_stopped() {
                 return Ok(NextJob::Done);
             }
@@ -349,7 +354,7 @@ impl Feed {
         let FeedState {
             schedule,
             writers,
-            slab,
+            slabs,
             ..
         } = &mut *state;
         let (turn, now) = (schedule.turn(), self.started.elapsed());
@@ -369,14 +374,15 @@ impl Feed {
             }
         };
         let extent = &plan.extents[extent_index];
-        let origin = &self.origins[plan.regions[extent.region].destination];
+        let destination = plan.regions[extent.region].destination;
         let writer = &mut writers[extent.region];
-        let mut lease = origin.lease(plan, extent_index, writer, slab.as_ref());
+        let slab = slabs.for_destination(destination);
+        let mut lease = self.origins[destination].lease(plan, extent_index, writer, slab);
         self.check.announce(&mut lease, extent);
         state.reads.began(extent_index, group, now);
         Ok(NextJob::Job(Job {
             extent: extent_index,
-            source: state.schedule.member(extent.source).index,
+            source: state.schedule.index_of(extent.source),
             offset: extent.offset,
             needed: extent.needed,
             lease,
@@ -388,7 +394,7 @@ impl Feed {
         let now = self.started.elapsed();
         let mut state = self.state.lock();
         let planned = &self.plan.extents[extent];
-        let group = state.schedule.member(planned.source).group;
+        let group = state.schedule.group_of(planned);
         state.read_bytes[group] += planned.needed as u64;
         state.schedule.ended(planned, now);
         state.reads.ended(extent, now);

@@ -16,6 +16,7 @@ mod in_flight;
 mod lease_origin;
 mod not_begun;
 mod published;
+mod slabs;
 
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ use feed::{LaneWait, NextJob};
 pub use in_flight::Waiting;
 pub use lease_origin::LeaseOrigin;
 pub use published::PublishedMemory;
+pub use slabs::Slabs;
 
 use crate::engine::{Done, Engine, Wait};
 use crate::error::{Error, ErrorKind, Result};
