@@ -21,7 +21,6 @@ mod distributed;
 pub(crate) mod early;
 pub(crate) mod ending;
 pub(crate) mod lane;
-mod lane_groups;
 pub(crate) mod load_target;
 pub(crate) mod metrics;
 pub(crate) mod near_gpu;

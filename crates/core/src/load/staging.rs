@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::budget::HostBudget;
 use super::destinations::{Destination, Destinations};
-use super::lane_groups::LaneGroups;
 use super::near_gpu::GpuPlaces;
 use super::pipeline::Slabs;
 use crate::cuda::Context;
 use crate::error::{Error, Result};
 use crate::memory::{Slab, Staging, StagingNeed};
 use crate::report::StagingReport;
+use crate::schedule::LaneGroups;
 use crate::sync::event_count::EventCount;
 use crate::sync::threads::Builder;
 

@@ -52,7 +52,6 @@ const RANKS: [&[&str]; 14] = [
         "engine",
         "load::budget",
         "load::destinations",
-        "load::lane_groups",
         "load::metrics",
         "load::packing",
     ],

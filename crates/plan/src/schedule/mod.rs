@@ -9,6 +9,7 @@ mod controller;
 mod depth;
 mod depth_report;
 mod groups;
+mod lane_groups;
 mod lanes;
 mod least_loaded;
 mod meter;
@@ -23,6 +24,7 @@ use controller::Controller;
 pub use depth::{Depth, InFlight};
 pub use depth_report::{DepthReport, LimitReason};
 pub use groups::{Division, Groups, Member};
+pub use lane_groups::{LaneGroup, LaneGroups};
 pub use lanes::{LaneCount, WINDOW};
 use queues::{Candidate, Queues};
 

@@ -1,21 +1,21 @@
 //! Groups of lanes of a load: one for each group of its sources, or one for each place of its GPUs
 //! too, where lanes keep to the NUMA nodes of their GPUs. Pure.
 
-use crate::plan::Plan;
-use crate::schedule::{Depth, Division, Groups, Member};
+use super::{Depth, Division, Groups, Member};
+use crate::Plan;
 
 /// Group of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LaneGroup {
+pub struct LaneGroup {
     /// Group of the sources that its engines read.
-    pub(crate) sources: usize,
+    pub sources: usize,
     /// Place of all GPUs that it feeds; `None` if it feeds those of several.
-    pub(crate) place: Option<usize>,
+    pub place: Option<usize>,
 }
 
 /// Groups of lanes of a load. The first ones are those of the groups of sources, in their order.
 #[derive(Clone, Debug)]
-pub(crate) struct LaneGroups {
+pub struct LaneGroups {
     list: Vec<LaneGroup>,
     division: Division,
 }
@@ -24,7 +24,12 @@ impl LaneGroups {
     /// Divides the groups of sources that `are_divisible` by the place of each destination of
     /// `plan`, so that a group of lanes feeds GPUs of one place. Groups that have nothing for a
     /// place get no lanes there. `members` has the group of each source.
-    pub(crate) fn new(
+    ///
+    /// # Panics
+    ///
+    /// If `members` lacks a source of `plan`.
+    #[must_use]
+    pub fn new(
         plan: &Plan,
         members: &[Member],
         are_divisible: &[bool],
@@ -64,17 +69,20 @@ impl LaneGroups {
     }
 
     /// Returns all groups of lanes.
-    pub(crate) fn list(&self) -> &[LaneGroup] {
+    #[must_use]
+    pub fn list(&self) -> &[LaneGroup] {
         &self.list
     }
 
     /// Returns the groups as the schedule needs them; `members` has the group of each source.
-    pub(crate) fn scheduled(&self, depths: Vec<Depth>, members: &[Member]) -> Groups {
+    #[must_use]
+    pub fn scheduled(&self, depths: Vec<Depth>, members: &[Member]) -> Groups {
         Groups::new(depths, members.to_vec()).divided(self.division.clone())
     }
 
     /// Returns the place of each destination.
-    pub(crate) fn places(&self) -> &[usize] {
+    #[must_use]
+    pub fn places(&self) -> &[usize] {
         &self.division.places
     }
 }
@@ -82,7 +90,7 @@ impl LaneGroups {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Arrangement, Layout, Wanted, build};
+    use crate::{Arrangement, Layout, Wanted, build};
 
     /// Plan of tensors, each with its source and its destination.
     fn plan(tensors: &[(usize, usize)]) -> Plan {
