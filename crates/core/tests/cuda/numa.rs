@@ -34,18 +34,14 @@ fn topology(_cuda: &Cuda, cpus: [Option<&str>; 2]) {
     }
 }
 
-/// Returns two CPUs that this process may use, or says why there are none.
+/// Requires two CPUs that this process may use.
 fn two_cpus() -> Option<[String; 2]> {
-    let mut cpus = allowed()
-        .expect("Linux tells")
-        .iter()
-        .collect::<Vec<_>>()
-        .into_iter();
+    let allowed = allowed().expect("Linux tells");
+    let mut cpus = allowed.iter().map(|cpu| cpu.to_string());
     let found = cpus.next().zip(cpus.next());
-    if found.is_none() {
-        println!("SKIPPED: needs cpus: a process that may use two");
-    }
-    found.map(|(first, second)| [first.to_string(), second.to_string()])
+    let found = found.ok_or_else(|| format!("the process may only use CPU {allowed}"));
+    let (first, second) = tload_testbed::require_named("cpus", found)?;
+    Some([first, second])
 }
 
 fn with_numa(set: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
