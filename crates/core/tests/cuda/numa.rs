@@ -10,10 +10,10 @@ use tempfile::TempDir;
 use tload::internal::Trial;
 use tload::internal::engine::available;
 use tload::internal::numa::{PRETENDED_SYSFS, allowed};
-use tload::{Device, DeviceMap, LoadOptions, Loader, Order, Report, Verify};
+use tload::{Device, DeviceMap, ErrorKind, LoadOptions, Loader, Order, Report, Verify};
 use tload_testing::fixtures::Rng;
 
-use crate::fixtures::{Files, MIB, hinted, load, options};
+use crate::fixtures::{Files, MIB, failure, hinted, load, options};
 use crate::stub::{Cuda, PATIENCE, cuda};
 
 /// PCI addresses of the stub's devices.
@@ -257,5 +257,31 @@ fn host_tensors_are_loaded_beside_gpus_of_two_nodes() {
         files.assert_all(&tensors);
         assert_eq!(report.depths.len(), 2, "{report}");
         assert!(report.memory_peak <= 6 * MIB as u64, "{report}");
+    }
+}
+
+/// The load is dropped, or a copy to either GPU fails.
+#[test]
+fn divided_load_that_ends_early_leaves_nothing() {
+    let cuda = cuda();
+    let Some([first, second]) = two_cpus() else {
+        return;
+    };
+    topology(&cuda, [Some(&first), Some(&second)]);
+    let files = Files::even(13, 40, 400_000);
+    let options = with_numa(|it| it.memory_limit = Some(4 * MIB as u64));
+    for received in [0, 1, 20] {
+        let loader = on_both(&files, options.clone());
+        let mut stream = loader.stream().expect("starts");
+        let tensors = stream.by_ref().take(received);
+        assert!(tensors.map(|it| it.expect("loads")).count() == received);
+        drop(stream);
+        cuda.assert_nothing_left();
+    }
+    for failing in [1, 2, 9] {
+        cuda.stub.set("fail", &format!("copy:719:{failing}:1"));
+        let error = failure(on_both(&files, options.clone()).stream());
+        assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+        cuda.recover();
     }
 }
