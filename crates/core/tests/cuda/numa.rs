@@ -73,6 +73,17 @@ fn threads(prefix: &str) -> BTreeSet<(String, String)> {
     found.collect()
 }
 
+/// Asserts that these are the threads of this process that begin so, each with its CPUs, once they
+/// have set their names and those of earlier loads have ended.
+fn assert_threads(prefix: &str, expected: &[(String, String)]) {
+    let expected = expected.iter().cloned().collect();
+    let started = Instant::now();
+    while threads(prefix) != expected && started.elapsed() < PATIENCE {
+        tload_testbed::pause_between_looks();
+    }
+    assert_eq!(threads(prefix), expected);
+}
+
 /// Returns the sources of the groups of lanes, as the report names them.
 fn groups(report: &Report) -> Vec<&str> {
     let groups = report.depths.iter();
@@ -93,12 +104,10 @@ fn lanes_and_copiers_of_each_gpu_are_on_its_cpus() {
     cuda.stub.set("stalled", "0,1");
     let mut stream = on_both(&files, with_numa(|_| {})).stream().expect("starts");
     let lane = |index: usize, cpu: &str| (format!("tload-lane-{index}"), cpu.to_owned());
-    assert_eq!(
-        threads("tload-lane-"),
-        [lane(0, &first), lane(1, &second)].into()
-    );
-    let copiers: BTreeSet<_> = threads("tload-pread-").into_iter().map(|it| it.1).collect();
-    assert_eq!(copiers, [first.clone(), second.clone()].into());
+    let lanes = [lane(0, &first), lane(1, &second)];
+    assert_threads("tload-lane-", &lanes);
+    let copiers = |cpu: &String| ("tload-pread-0".to_owned(), cpu.clone());
+    assert_threads("tload-pread-", &[&first, &second].map(copiers));
     cuda.stub.set("stalled", "");
     let tensors: Vec<_> = stream.by_ref().map(|it| it.expect("loads")).collect();
     files.assert_all(&tensors);
@@ -113,12 +122,7 @@ fn lanes_and_copiers_of_each_gpu_are_on_its_cpus() {
     cuda.stub.set("stalled", "1");
     let loader = files.loader().device(Device::Cuda(1));
     let mut stream = loader.options(with_numa(|_| {})).stream().expect("starts");
-    let started = Instant::now();
-    let expected: BTreeSet<_> = [lane(0, &second)].into();
-    while threads("tload-lane-") != expected && started.elapsed() < PATIENCE {
-        tload_testbed::pause_between_looks();
-    }
-    assert_eq!(threads("tload-lane-"), expected);
+    assert_threads("tload-lane-", &[lane(0, &second)]);
     cuda.stub.set("stalled", "");
     let tensors: Vec<_> = stream.by_ref().map(|it| it.expect("loads")).collect();
     files.assert_all(&tensors);
