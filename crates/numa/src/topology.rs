@@ -10,6 +10,7 @@ use crate::Cpus;
 pub static PRETENDED_SYSFS: OnceLock<PathBuf> = OnceLock::new();
 
 /// Returns the root of the files that describe devices.
+#[must_use]
 pub fn sysfs() -> &'static Path {
     PRETENDED_SYSFS
         .get()

@@ -10,10 +10,10 @@ use tempfile::TempDir;
 use tload::internal::Trial;
 use tload::internal::engine::available;
 use tload::internal::numa::{PRETENDED_SYSFS, allowed};
-use tload::{Device, DeviceMap, LoadOptions, Loader, Order, Report, Verify};
+use tload::{Device, DeviceMap, ErrorKind, LoadOptions, Loader, Order, Report, Verify};
 use tload_testing::fixtures::Rng;
 
-use crate::fixtures::{Files, MIB, hinted, load, options};
+use crate::fixtures::{Files, MIB, failure, hinted, load, options};
 use crate::stub::{Cuda, PATIENCE, cuda};
 
 /// PCI addresses of the stub's devices.
@@ -34,18 +34,14 @@ fn topology(_cuda: &Cuda, cpus: [Option<&str>; 2]) {
     }
 }
 
-/// Returns two CPUs that this process may use, or says why there are none.
+/// Requires two CPUs that this process may use.
 fn two_cpus() -> Option<[String; 2]> {
-    let mut cpus = allowed()
-        .expect("Linux tells")
-        .iter()
-        .collect::<Vec<_>>()
-        .into_iter();
+    let allowed = allowed().expect("Linux tells");
+    let mut cpus = allowed.iter().map(|cpu| cpu.to_string());
     let found = cpus.next().zip(cpus.next());
-    if found.is_none() {
-        println!("SKIPPED: needs cpus: a process that may use two");
-    }
-    found.map(|(first, second)| [first.to_string(), second.to_string()])
+    let found = found.ok_or_else(|| format!("the process may only use CPU {allowed}"));
+    let (first, second) = tload_testbed::require_named("cpus", found)?;
+    Some([first, second])
 }
 
 fn with_numa(set: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
@@ -77,6 +73,17 @@ fn threads(prefix: &str) -> BTreeSet<(String, String)> {
     found.collect()
 }
 
+/// Asserts that these are the threads of this process that begin so, each with its CPUs, once they
+/// have set their names and those of earlier loads have ended.
+fn assert_threads(prefix: &str, expected: &[(String, String)]) {
+    let expected = expected.iter().cloned().collect();
+    let started = Instant::now();
+    while threads(prefix) != expected && started.elapsed() < PATIENCE {
+        tload_testbed::pause_between_looks();
+    }
+    assert_eq!(threads(prefix), expected);
+}
+
 /// Returns the sources of the groups of lanes, as the report names them.
 fn groups(report: &Report) -> Vec<&str> {
     let groups = report.depths.iter();
@@ -97,12 +104,10 @@ fn lanes_and_copiers_of_each_gpu_are_on_its_cpus() {
     cuda.stub.set("stalled", "0,1");
     let mut stream = on_both(&files, with_numa(|_| {})).stream().expect("starts");
     let lane = |index: usize, cpu: &str| (format!("tload-lane-{index}"), cpu.to_owned());
-    assert_eq!(
-        threads("tload-lane-"),
-        [lane(0, &first), lane(1, &second)].into()
-    );
-    let copiers: BTreeSet<_> = threads("tload-pread-").into_iter().map(|it| it.1).collect();
-    assert_eq!(copiers, [first.clone(), second.clone()].into());
+    let lanes = [lane(0, &first), lane(1, &second)];
+    assert_threads("tload-lane-", &lanes);
+    let copiers = |cpu: &String| ("tload-pread-0".to_owned(), cpu.clone());
+    assert_threads("tload-pread-", &[&first, &second].map(copiers));
     cuda.stub.set("stalled", "");
     let tensors: Vec<_> = stream.by_ref().map(|it| it.expect("loads")).collect();
     files.assert_all(&tensors);
@@ -117,12 +122,7 @@ fn lanes_and_copiers_of_each_gpu_are_on_its_cpus() {
     cuda.stub.set("stalled", "1");
     let loader = files.loader().device(Device::Cuda(1));
     let mut stream = loader.options(with_numa(|_| {})).stream().expect("starts");
-    let started = Instant::now();
-    let expected: BTreeSet<_> = [lane(0, &second)].into();
-    while threads("tload-lane-") != expected && started.elapsed() < PATIENCE {
-        tload_testbed::pause_between_looks();
-    }
-    assert_eq!(threads("tload-lane-"), expected);
+    assert_threads("tload-lane-", &[lane(0, &second)]);
     cuda.stub.set("stalled", "");
     let tensors: Vec<_> = stream.by_ref().map(|it| it.expect("loads")).collect();
     files.assert_all(&tensors);
@@ -261,5 +261,31 @@ fn host_tensors_are_loaded_beside_gpus_of_two_nodes() {
         files.assert_all(&tensors);
         assert_eq!(report.depths.len(), 2, "{report}");
         assert!(report.memory_peak <= 6 * MIB as u64, "{report}");
+    }
+}
+
+/// The load is dropped, or a copy to either GPU fails.
+#[test]
+fn divided_load_that_ends_early_leaves_nothing() {
+    let cuda = cuda();
+    let Some([first, second]) = two_cpus() else {
+        return;
+    };
+    topology(&cuda, [Some(&first), Some(&second)]);
+    let files = Files::even(13, 40, 400_000);
+    let options = with_numa(|it| it.memory_limit = Some(4 * MIB as u64));
+    for received in [0, 1, 20] {
+        let loader = on_both(&files, options.clone());
+        let mut stream = loader.stream().expect("starts");
+        let tensors = stream.by_ref().take(received);
+        assert!(tensors.map(|it| it.expect("loads")).count() == received);
+        drop(stream);
+        cuda.assert_nothing_left();
+    }
+    for failing in [1, 2, 9] {
+        cuda.stub.set("fail", &format!("copy:719:{failing}:1"));
+        let error = failure(on_both(&files, options.clone()).stream());
+        assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+        cuda.recover();
     }
 }

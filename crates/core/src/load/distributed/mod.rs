@@ -345,13 +345,13 @@ impl Loader {
 
 /// Returns the number of threads that copy for `rank` of a node.
 fn copiers(node: &Node, rank: usize) -> usize {
-    let parsed = |list: &Option<String>| list.as_ref()?.parse::<Cpus>().ok();
+    let parsed = |list: Option<&str>| list?.parse::<Cpus>().ok();
     let (mut own, mut others) = (None, Vec::new());
     for (other, cpus) in node.ranks.iter().zip(&node.cpus) {
         if *other == rank {
-            own = parsed(cpus);
+            own = parsed(cpus.as_deref());
         } else {
-            others.push(parsed(cpus));
+            others.push(parsed(cpus.as_deref()));
         }
     }
     copiers_of_rank(own.as_ref(), &others)
