@@ -28,7 +28,7 @@ pub struct CopyOptions {
     /// Copies existing files again, and discards incomplete ones. Default: no.
     pub force: bool,
     /// Succeeds although names at the source that cannot be those of files were left out; see
-    /// [`CopyReport::unusable`]. Default: no.
+    /// [`CopyReport::unusable`](crate::CopyReport::unusable). Default: no.
     pub skip_unusable: bool,
     /// Decides what to do with each file, and does not do it: writes nothing. Default: no.
     pub dry_run: bool,

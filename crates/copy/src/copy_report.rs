@@ -34,10 +34,12 @@ pub struct CopyReport {
     /// stores with empty components, dots or control characters, names that are not UTF-8, names
     /// that are too long for the target's file system (files in progress have 24 bytes more), and
     /// files with the name of a folder. Never copied; a copy that is not a dry run fails after it
-    /// has copied everything else, unless [`CopyOptions::skip_unusable`] is set.
+    /// has copied everything else, unless
+    /// [`CopyOptions::skip_unusable`](crate::CopyOptions::skip_unusable) is set.
     pub unusable: Vec<String>,
     /// Seconds from the call to the last byte on disk.
     pub seconds: f64,
-    /// Steps of the copy, file by file, with [`CopyOptions::dry_run`]; else `None`.
+    /// Steps of the copy, file by file, with [`CopyOptions::dry_run`](crate::CopyOptions::dry_run);
+    /// else `None`.
     pub plan: Option<CopyPlan>,
 }

@@ -11,7 +11,9 @@ use crate::listener::Listener;
 
 /// Answer of a proxy that forwards nothing.
 fn refusing(status: &'static str) -> Listener {
-    Listener::start(move |_| format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n"))
+    Listener::start(move |_| {
+        format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    })
 }
 
 /// Returns whether curl sends a request for `url` to the proxy.

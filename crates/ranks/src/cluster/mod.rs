@@ -101,7 +101,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] for threads or addresses.
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) for threads or addresses.
     pub fn begin(
         &self,
         joined: Vec<(Joining, RankPlan)>,

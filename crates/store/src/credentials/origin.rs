@@ -1,18 +1,15 @@
-//! Origin of a store's credentials: in words, and the files that they may come from.
+//! Origin of a store's credentials, in words.
 //!
-//! Never holds a credential. `cache.rs` holds those that are renewed; all others are
-//! inside of `object_store`.
+//! Never holds a credential. `cache.rs` holds those that are renewed; all others are inside of
+//! `object_store`.
 
 use std::fmt::Debug;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use object_store::CredentialProvider;
 
 use super::cache::{CredentialCache, Renewed, Tokens};
-use crate::builder::{Opening, is_plain};
-use crate::environment::Environment;
 
 /// Origin of requests without credentials.
 pub(crate) const ANONYMOUS: &str = "anonymous";
@@ -67,39 +64,4 @@ impl Credentials {
             Self::Renewed { cache, .. } => cache.rejected(began),
         }
     }
-}
-
-/// Returns whether options leave nothing to the files of the AWS configuration. With TLS, these may
-/// name certificates.
-pub(crate) fn needs_no_files(opening: &Opening) -> bool {
-    let options = opening.options;
-    let has_credentials =
-        options.get("access_key_id").is_some() || options.flag("anonymous") == Some(true);
-    let has = |name| options.get(name).is_some();
-    let has_bundle = has("ca_file") || opening.environment.get("AWS_CA_BUNDLE").is_some();
-    let has_endpoint = has("endpoint") && (has_bundle || is_plain(options.get("endpoint")));
-    has_credentials && has_endpoint && has("region")
-}
-
-/// Returns the files of the AWS configuration, unless options give everything that is read from
-/// them.
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "the signature that protocols have"
-)]
-pub(crate) fn files_of_aws(opening: &Opening) -> Option<Vec<PathBuf>> {
-    let may_read = opening.may_read_environment() || opening.options.get("profile").is_some();
-    let is_complete = needs_no_files(opening);
-    // The SDK reads these variables itself, also for a profile that options name.
-    let environment = Environment::from_process();
-    let of_aws = [
-        ("AWS_CONFIG_FILE", "~/.aws/config"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-    ]
-    .iter()
-    .filter(|_| may_read && !is_complete);
-    let of_aws = of_aws.filter_map(|(variable, usual)| {
-        environment.expanded(environment.get(variable).unwrap_or(usual))
-    });
-    Some(of_aws.collect())
 }

@@ -33,7 +33,7 @@ pub(super) struct UrlForm {
     protocol: Protocol,
     /// Schemes in lower case, the usual one first.
     pub(super) schemes: &'static [&'static str],
-    /// What stands before the path, in words.
+    /// Word for the text before the path.
     pub(super) authority: &'static str,
     /// True if paths are percent-encoded, and `?` and `#` end them.
     pub(super) is_encoded: bool,

@@ -1,14 +1,14 @@
-//! What variables and profiles of AWS configure besides credentials: endpoints, the region, and
-//! certificates.
+//! Configuration by variables and profiles of AWS, besides credentials: endpoints, the region,
+//! certificates, and the files that name them.
+
+use std::path::PathBuf;
 
 use object_store::aws::AmazonS3ConfigKey;
 
 #[cfg(feature = "aws-config")]
 use super::aws;
 use super::endpoint::{OfProfile, Variants};
-use crate::builder::Opening;
-#[cfg(feature = "aws-config")]
-use crate::credentials::origin::needs_no_files;
+use crate::builder::{Opening, is_plain};
 use crate::environment::Environment;
 use crate::error::Result;
 use crate::http::trust::Bundle;
@@ -143,4 +143,39 @@ pub(super) fn profile_region(_: &Opening) -> Result<Option<String>> {
 )]
 fn profile_endpoint(_: &Opening) -> Result<OfProfile> {
     Ok(OfProfile::default())
+}
+
+/// Returns whether options leave nothing to the files of the AWS configuration. With TLS, these may
+/// name certificates.
+fn needs_no_files(opening: &Opening) -> bool {
+    let options = opening.options;
+    let has_credentials =
+        options.get("access_key_id").is_some() || options.flag("anonymous") == Some(true);
+    let has = |name| options.get(name).is_some();
+    let has_bundle = has("ca_file") || opening.environment.get("AWS_CA_BUNDLE").is_some();
+    let has_endpoint = has("endpoint") && (has_bundle || is_plain(options.get("endpoint")));
+    has_credentials && has_endpoint && has("region")
+}
+
+/// Returns the files of the AWS configuration, unless options give everything that is read from
+/// them.
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the signature that protocols have"
+)]
+pub(super) fn files(opening: &Opening) -> Option<Vec<PathBuf>> {
+    let may_read = opening.may_read_environment() || opening.options.get("profile").is_some();
+    let is_complete = needs_no_files(opening);
+    // The SDK reads these variables itself, also for a profile that options name.
+    let environment = Environment::from_process();
+    let of_aws = [
+        ("AWS_CONFIG_FILE", "~/.aws/config"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    ]
+    .iter()
+    .filter(|_| may_read && !is_complete);
+    let of_aws = of_aws.filter_map(|(variable, usual)| {
+        environment.expanded(environment.get(variable).unwrap_or(usual))
+    });
+    Some(of_aws.collect())
 }

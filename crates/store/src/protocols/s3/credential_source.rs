@@ -1,4 +1,4 @@
-//! Where the credentials for a bucket come from: options, variables, or the search of AWS's tools.
+//! Source of the credentials for a bucket: options, variables, or the search of AWS's tools.
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 

@@ -1,4 +1,4 @@
-//! Endpoints of S3: which of them are valid, those of AWS, and the bucket in them. Used by `mod.rs`.
+//! Endpoints of S3: which of them are valid, those of AWS, and the bucket in them.
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 

@@ -25,7 +25,7 @@ use self::configured::{ConfiguredEndpoint, bundle, profile_region};
 use self::credential_source::{CredentialSource, credential_source};
 use self::endpoint::{endpoint, require_scheme, require_url, with_access_point, with_address};
 use crate::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
-use crate::credentials::origin::{Credentials, files_of_aws};
+use crate::credentials::origin::Credentials;
 use crate::environment::Variables;
 use crate::error::{Error, ErrorKind, Result};
 use crate::explain::context::Hints;
@@ -45,7 +45,7 @@ const DEFAULT_REGION: &str = "us-east-1";
 pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
     protocol: Protocol::S3,
     open,
-    files: files_of_aws,
+    files: configured::files,
     variables: Some(&VARIABLES),
     hints: Hints {
         rules: &[CODES, ELSEWHERE, STATUSES],
