@@ -305,7 +305,7 @@ fn divided_group_reads_by_place_of_destination() {
         let mut by_place = [0; 2];
         while read.contains(&0) {
             let before = by_place;
-            for group in 0..2 {
+            for (group, extents) in by_place.iter_mut().enumerate() {
                 let mut ended = Vec::new();
                 while let Next::Extent(extent) = schedule
                     .next(group, Duration::ZERO, &plan, |_| Ok::<_, Infallible>(true))
@@ -321,7 +321,7 @@ fn divided_group_reads_by_place_of_destination() {
                     assert_eq!(schedule.index_of(planned.source), planned.source);
                     schedule.ended(planned, Duration::ZERO);
                     read[extent] += 1;
-                    by_place[group] += 1;
+                    *extents += 1;
                 }
             }
             assert_ne!(by_place, before, "{order:?}: stuck");

@@ -28,6 +28,9 @@ pub enum Protocol {
     Custom,
 }
 
+/// Splits what follows `://` into authority and path.
+type Split = fn(&str) -> Result<(String, String)>;
+
 /// URLs of a protocol: their schemes, and what stands behind them.
 pub(super) struct UrlForm {
     protocol: Protocol,
@@ -37,8 +40,8 @@ pub(super) struct UrlForm {
     pub(super) authority: &'static str,
     /// True if paths are percent-encoded, and `?` and `#` end them.
     pub(super) is_encoded: bool,
-    /// Splits what follows `://` into authority and path; `None` if the first slash does.
-    pub(super) split: Option<fn(&str) -> Result<(String, String)>>,
+    /// `None` if the first slash after `://` splits authority and path.
+    pub(super) split: Option<Split>,
 }
 
 /// Every protocol that a URL can name.

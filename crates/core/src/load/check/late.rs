@@ -265,14 +265,12 @@ mod tests {
             goes.recv().expect("the test goes on");
             Ok(None)
         });
+        assert!(late.passage().is_none(), "not prepared");
         thread::scope(|scope| {
-            let (lane, start) = (
-                scope.spawn(|| late.wait()),
-                scope.spawn(|| late.settle(|| false)),
-            );
-            assert!(late.passage().is_none(), "not prepared");
+            let waits = scope.spawn(|| late.wait());
+            let start = scope.spawn(|| late.settle(|| false));
             go.send(()).expect("prepares");
-            assert_eq!(name(&lane.join().expect("no panic")), "open");
+            assert_eq!(name(&waits.join().expect("no panic")), "open");
             start.join().expect("no panic").expect("prepared");
         });
     }
@@ -281,10 +279,10 @@ mod tests {
     fn end_of_load_frees_lanes_and_only_cancellation_the_start() {
         let late = LateCheck::pending(None);
         thread::scope(|scope| {
-            let lane = scope.spawn(|| late.wait());
+            let waits = scope.spawn(|| late.wait());
             let start = scope.spawn(|| late.settle(|| late.is_over.load(Ordering::SeqCst)));
             late.close();
-            assert_eq!(name(&lane.join().expect("no panic")), "closed");
+            assert_eq!(name(&waits.join().expect("no panic")), "closed");
             let start = start.join().expect("no panic").expect_err("cancelled");
             assert_eq!(start.kind(), ErrorKind::Cancelled);
             // A lane has failed, and the load was not cancelled.

@@ -24,6 +24,7 @@ use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
 use crate::sink::{PublishSink, PublishedBands, Publisher};
 use crate::sync::lock::Mutex;
+use crate::tensor::TensorInfo;
 use crate::verify::Verify;
 use tload_ranks::Joining;
 use tload_ranks::{Carried, Dispatcher, encode};
@@ -71,9 +72,7 @@ impl Reader {
         across: Option<&Across>,
     ) -> Result<Arc<Self>> {
         let checkpoint: &OpenedCheckpoint = &loader.checkpoint;
-        let infos = checkpoint.tensors();
-        let ranged = |it: &SharedRange| infos[it.tensor].ranged(it.range.clone());
-        let tensors: Vec<_> = shared.shared.iter().map(ranged).collect();
+        let tensors = tensors_of(&shared.shared, checkpoint);
         // Shared memory takes half of the node's limit; the ranks divide the rest. All ranks take
         // regions in file order, so that each finds the next one among those that are kept.
         let mut options = loader.options.with_divided_memory(2);
@@ -126,7 +125,7 @@ impl Reader {
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
         let origins = vec![LeaseOrigin::Published(memory)];
         let plan = Arc::clone(&prepared.plan);
-        let feed = Feed::new(plan, schedule, origins, slab.clone(), events).checked(check.clone());
+        let feed = Feed::new(plan, schedule, origins, slab.clone(), events);
         let origins = origins_of(&prepared, &bands)?;
         Ok(Arc::new(Self {
             rank,
@@ -138,7 +137,7 @@ impl Reader {
             bands,
             pool,
             slab: Mutex::new(slab),
-            feed: Arc::new(feed),
+            feed: Arc::new(feed.checked(Arc::clone(&check))),
             counters: Arc::default(),
             engine: OnceLock::new(),
             check,
@@ -502,6 +501,13 @@ impl std::fmt::Debug for Reader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reader").finish_non_exhaustive()
     }
+}
+
+/// Returns the ranges of tensors that several ranks want, as tensors.
+fn tensors_of(shared: &[SharedRange], checkpoint: &OpenedCheckpoint) -> Vec<TensorInfo> {
+    let infos = checkpoint.tensors();
+    let ranged = |it: &SharedRange| infos[it.tensor].ranged(it.range.clone());
+    shared.iter().map(ranged).collect()
 }
 
 #[cfg(test)]
