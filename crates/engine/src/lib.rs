@@ -35,10 +35,12 @@
 //!   files and slabs and `DEFER_TASKRUN` where permitted.
 //! * [`PreadEngine`]: threads that call `pread`, or that populate the pages of views.
 //!
-//! [`Copiers`] are threads that copy for engines in crates above, from memory.
+//! [`Copiers`] are threads that copy for engines in crates above, from memory; [`copier_count`] says
+//! how many.
 //!
 //! [`Fill`] judges the result of each read, for these and for engines for files in crates above.
 
+pub mod copier_count;
 mod copiers;
 mod fill;
 mod pread;

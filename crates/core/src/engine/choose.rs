@@ -7,10 +7,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tload_engine::copier_count::{self, Cores, Pages};
 use tload_engine::{PreadEngine, uring};
 use tload_numa::Cpus;
 
-use super::copier_count::{self, Cores, Pages};
 use super::remote::{RemoteEngine, RemoteSetup};
 use super::shared::{SharedEngine, SharedSetup};
 use super::{Engine, EngineSetup, Refusal, tokio_uring};

@@ -15,7 +15,6 @@
 //!   stores, on one lane per store beside the lanes of files.
 
 mod choose;
-mod copier_count;
 #[cfg(feature = "object")]
 mod object;
 #[cfg(not(feature = "object"))]

@@ -27,7 +27,6 @@ pub(crate) mod near_gpu;
 mod on_thread;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;
-mod packing;
 pub(crate) mod pipeline;
 pub(crate) mod prepare;
 pub(crate) mod read_one;

@@ -6,7 +6,6 @@ use super::budget::{MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::Destinations;
 use super::lane::LaneSetup;
 use super::near_gpu::{GpuPlaces, NearGpu};
-use super::packing::RegionNeed;
 use super::pipeline::{Feed, Slabs};
 use super::source_table::{Others, SourceTable};
 use super::staging::StagingPlaces;
@@ -17,7 +16,7 @@ use crate::groups::Limits;
 use crate::groups::{GroupLanes, LaneContext, LeaderGroup, LimitsRequest, SourceGroup, Sources};
 use crate::memory::FileView;
 use crate::options::{CacheMode, EngineChoice, LoadOptions, Order};
-use crate::plan::{self, Plan, Wanted};
+use crate::plan::{self, Plan, RegionNeed, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Depth, Groups, LaneGroup, LaneGroups};
 use crate::storage::ReadFile;
@@ -86,7 +85,11 @@ impl Prepared {
         let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = wanted.into_iter().unzip();
         let layouts = table.layouts(options, staged);
         refuse_too_many_reads(&wanted, &layouts)?;
+        let alignment = options.trial.align;
         let need = RegionNeed {
+            region_bytes: options.region_bytes.or(options.trial.regions),
+            alignment: alignment.and_then(|bytes| usize::try_from(bytes).ok()),
+            limit: options.device_memory_limit,
             budget: if table.is_received() {
                 RANK_MEMORY_LIMIT
             } else {
@@ -99,7 +102,7 @@ impl Prepared {
             },
             keeps_all: destinations.keeps_all(),
         };
-        let arrangements = destinations.arrangements(|free| need.packing(options, free));
+        let arrangements = destinations.arrangements(|free| need.packing(free));
         let mut plan = plan::build(&wanted, &layouts, &arrangements);
         plan.renumber(&numbers);
         let has_nodes = table.has_nodes();
@@ -131,7 +134,7 @@ impl Prepared {
             has_nodes,
             destinations,
             limit_divisor: 1,
-            device_budget: need.default_budget(options),
+            device_budget: need.default_budget(),
             scatters: false,
         })
     }

@@ -53,7 +53,6 @@ const RANKS: [&[&str]; 14] = [
         "load::budget",
         "load::destinations",
         "load::metrics",
-        "load::packing",
     ],
     &["load::load_target", "load::near_gpu", "sink"],
     &["load::check"],

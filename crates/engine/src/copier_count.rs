@@ -19,7 +19,7 @@ const LEFT: usize = 2;
 
 /// Kind of pages in which files are in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pages {
+pub enum Pages {
     /// A few KiB each, as those of a tmpfs.
     Small,
     /// Many pages in a row, as in the page cache of a disk.
@@ -29,7 +29,8 @@ pub(super) enum Pages {
 impl Pages {
     /// Returns the kind of the pages of most `files`. The large pages of a tmpfs cannot be told
     /// from others.
-    pub(super) fn of(files: &[ReadFile]) -> Self {
+    #[must_use]
+    pub fn of(files: &[ReadFile]) -> Self {
         let is_small = |file: &&ReadFile| file.source().file_system().in_memory;
         if 2 * files.iter().filter(is_small).count() >= files.len() {
             Self::Small
@@ -41,15 +42,17 @@ impl Pages {
 
 /// Numbers of cores that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cores {
+pub struct Cores {
     /// Cores as the system counts them: several of them may be threads of one.
-    pub(super) logical: usize,
-    pub(super) physical: usize,
+    pub logical: usize,
+    /// Cores, however many threads each of them has.
+    pub physical: usize,
 }
 
 impl Cores {
     /// Returns those of this machine.
-    pub(super) fn here() -> Self {
+    #[must_use]
+    pub fn here() -> Self {
         let logical = std::thread::available_parallelism().map_or(2, usize::from);
         let cpus = std::fs::read_dir("/sys/devices/system/cpu")
             .into_iter()
@@ -76,7 +79,8 @@ impl Cores {
 }
 
 /// Returns the number of threads that copy files in `pages` for the lanes of `gpus` GPUs.
-pub(super) fn by_pages(cores: Cores, pages: Pages, gpus: usize) -> usize {
+#[must_use]
+pub fn by_pages(cores: Cores, pages: Pages, gpus: usize) -> usize {
     let useful = match pages {
         Pages::Small => cores.logical.saturating_sub(LEFT),
         Pages::Large => cores.physical,
@@ -86,7 +90,8 @@ pub(super) fn by_pages(cores: Cores, pages: Pages, gpus: usize) -> usize {
 
 /// Returns the number of threads that copy on this many CPUs without taking those of lanes and
 /// callers.
-pub(super) fn useful(cpus: usize) -> usize {
+#[must_use]
+pub fn useful(cpus: usize) -> usize {
     cpus - cpus / 4
 }
 
@@ -102,7 +107,8 @@ pub(super) fn useful(cpus: usize) -> usize {
 /// Worked example: of 64 CPUs, a rank is bound to 0–15, and seven others are unbound. The rank
 /// shares each of its CPUs with all of them: 12 copiers for 16 CPUs, divided by 8, are 1. Bound to
 /// 8 CPUs each, all ranks have 6.
-pub(super) fn of_rank(own: Option<&Cpus>, others: &[Option<Cpus>], parallelism: usize) -> usize {
+#[must_use]
+pub fn of_rank(own: Option<&Cpus>, others: &[Option<Cpus>], parallelism: usize) -> usize {
     let by_time = useful(parallelism) / (others.len() + 1);
     let Some(own) = own else {
         return by_time.max(1);

@@ -4,8 +4,7 @@
 //! has received all of its tensors. So regions are as large as the budget allows: while some are
 //! filled, others are received.
 
-use crate::options::LoadOptions;
-use crate::plan::Packing;
+use crate::Packing;
 
 /// Size of regions for a caller that keeps all tensors, bytes: nothing is kept that would otherwise
 /// be freed. (H100: memory in pieces of 64 MiB takes 3 ms per GiB to allocate, of 256 MiB 0.4;
@@ -23,23 +22,30 @@ const REGIONS_FREE_MIN: u64 = REGIONS_MIN + 2;
 /// of a disk.
 const SHARED_BYTES: u64 = 1 << 20;
 
-/// Facts about a load that limit its regions.
+/// What a load asks for its regions, and what limits them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RegionNeed {
+pub struct RegionNeed {
+    /// Requested size of regions, bytes.
+    pub region_bytes: Option<u64>,
+    /// Requested alignment of tensors, bytes; a power of two.
+    pub alignment: Option<usize>,
+    /// Requested budget of a GPU, bytes. It is never raised.
+    pub limit: Option<u64>,
     /// Default budget of a GPU for regions of the default size, bytes.
-    pub(crate) budget: u64,
+    pub budget: u64,
     /// Another rank reads for this one, so memory that more regions need brings nothing.
-    pub(crate) is_received: bool,
+    pub is_received: bool,
     /// Sources that may be read at once, each into a region of its own.
-    pub(crate) sources: u64,
+    pub sources: u64,
     /// The caller keeps all tensors.
-    pub(crate) keeps_all: bool,
+    pub keeps_all: bool,
 }
 
 impl RegionNeed {
     /// Returns the default budget of a GPU, bytes.
-    pub(crate) fn default_budget(&self, options: &LoadOptions) -> u64 {
-        let regions = self.wanted(options).saturating_mul(REGIONS_MIN);
+    #[must_use]
+    pub fn default_budget(&self) -> u64 {
+        let regions = self.wanted().saturating_mul(REGIONS_MIN);
         if self.is_received {
             self.budget
         } else {
@@ -51,31 +57,28 @@ impl RegionNeed {
     ///
     /// Worked example: 512 MiB hold 8 regions of 64 MiB. If 16 files are read at once, their
     /// regions are 16 MiB, so that they take half of the budget.
-    pub(crate) fn packing(&self, options: &LoadOptions, free: Option<u64>) -> Packing {
-        let limit = options.device_memory_limit;
-        let budget = limit.unwrap_or_else(|| self.default_budget(options));
+    #[must_use]
+    pub fn packing(&self, free: Option<u64>) -> Packing {
+        let budget = self.limit.unwrap_or_else(|| self.default_budget());
         let by_sources = budget / (2 * self.sources.max(1));
         // One that the caller has received and not dropped is beside the budget, unless the budget
         // has to shrink anyway.
         let beside = free.filter(|free| *free >= budget);
         let beside = beside.map_or(u64::MAX, |free| (free - budget).max(SHARED_BYTES));
         let region_bytes = self
-            .wanted(options)
+            .wanted()
             .min(budget / REGIONS_MIN)
             .min(free.map_or(u64::MAX, |free| free / REGIONS_FREE_MIN))
             .min(beside)
             .min(by_sources.max(SHARED_BYTES));
-        let alignment = options.trial.align;
-        let alignment = alignment.and_then(|bytes| usize::try_from(bytes).ok());
         Packing {
             region_bytes: region_bytes.max(1),
-            alignment: alignment.unwrap_or(Packing::ALIGNMENT),
+            alignment: self.alignment.unwrap_or(Packing::ALIGNMENT),
         }
     }
 
-    fn wanted(&self, options: &LoadOptions) -> u64 {
-        let set = options.region_bytes.or(options.trial.regions);
-        set.unwrap_or(if self.keeps_all {
+    fn wanted(&self) -> u64 {
+        self.region_bytes.unwrap_or(if self.keeps_all {
             KEPT_REGION_BYTES
         } else {
             Packing::REGION_BYTES
@@ -90,22 +93,17 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     const NEED: RegionNeed = RegionNeed {
+        region_bytes: None,
+        alignment: None,
+        limit: None,
         budget: 512 * MIB,
         is_received: false,
         sources: 4,
         keeps_all: false,
     };
 
-    fn options(region: Option<u64>, limit: Option<u64>) -> LoadOptions {
-        LoadOptions {
-            region_bytes: region,
-            device_memory_limit: limit,
-            ..LoadOptions::default()
-        }
-    }
-
-    fn bytes(need: RegionNeed, options: &LoadOptions, free: u64) -> u64 {
-        need.packing(options, Some(free)).region_bytes
+    fn bytes(need: RegionNeed, free: u64) -> u64 {
+        need.packing(Some(free)).region_bytes
     }
 
     #[test]
@@ -120,7 +118,7 @@ mod tests {
             ..kept
         };
         let much = 80 << 30;
-        for (need, region, limit, expected, budget) in [
+        for (need, region_bytes, limit, expected, budget) in [
             (NEED, None, None, 64 * MIB, 512 * MIB),
             (kept, None, None, 256 * MIB, 2048 * MIB),
             (received, None, None, 16 * MIB, 128 * MIB),
@@ -133,40 +131,27 @@ mod tests {
             (NEED, None, Some(1000), 125, 512 * MIB),
             (NEED, None, Some(1), 1, 512 * MIB),
         ] {
-            let options = options(region, limit);
-            assert_eq!(bytes(need, &options, much), expected, "{options:?}");
-            assert_eq!(need.default_budget(&options), budget, "{options:?}");
+            let need = RegionNeed {
+                region_bytes,
+                limit,
+                ..need
+            };
+            assert_eq!(bytes(need, much), expected, "{need:?}");
+            assert_eq!(need.default_budget(), budget, "{need:?}");
         }
     }
 
     #[test]
     fn regions_shrink_with_free_memory() {
-        let none = options(None, None);
-        assert_eq!(bytes(NEED, &none, 640 * MIB), 64 * MIB);
-        assert_eq!(bytes(NEED, &none, 100 * MIB), 10 * MIB);
-        assert_eq!(NEED.packing(&none, None).region_bytes, 64 * MIB);
+        assert_eq!(bytes(NEED, 640 * MIB), 64 * MIB);
+        assert_eq!(bytes(NEED, 100 * MIB), 10 * MIB);
+        assert_eq!(NEED.packing(None).region_bytes, 64 * MIB);
     }
 
     #[test]
     fn regions_of_sources_read_at_once_take_half_of_the_budget() {
-        let of = |sources| {
-            bytes(
-                RegionNeed { sources, ..NEED },
-                &options(None, None),
-                1 << 40,
-            )
-        };
+        let of = |sources| bytes(RegionNeed { sources, ..NEED }, 1 << 40);
         assert_eq!([0, 1, 4].map(of), [64 * MIB; 3]);
         assert_eq!([16, 64, 1000].map(of), [16 * MIB, 4 * MIB, MIB]);
-    }
-
-    #[test]
-    fn trial_overrides_defaults_and_options_override_it() {
-        let mut options = options(None, None);
-        options.trial = "regions=1MiB,align=64".parse().expect("valid");
-        let packing = NEED.packing(&options, None);
-        assert_eq!((packing.region_bytes, packing.alignment), (MIB, 64));
-        options.region_bytes = Some(2 * MIB);
-        assert_eq!(NEED.packing(&options, None).region_bytes, 2 * MIB);
     }
 }
