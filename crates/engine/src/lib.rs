@@ -35,8 +35,8 @@
 //!   files and slabs and `DEFER_TASKRUN` where permitted.
 //! * [`PreadEngine`]: threads that call `pread`, or that populate the pages of views.
 //!
-//! [`Copiers`] are threads that copy for engines in crates above, from memory; [`copier_count`] says
-//! how many.
+//! [`Copiers`] are threads that copy for engines in crates above, from memory. [`copier_count`]
+//! decides how many.
 //!
 //! [`Fill`] judges the result of each read, for these and for engines for files in crates above.
 

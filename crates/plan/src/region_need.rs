@@ -22,7 +22,7 @@ const REGIONS_FREE_MIN: u64 = REGIONS_MIN + 2;
 /// of a disk.
 const SHARED_BYTES: u64 = 1 << 20;
 
-/// What a load asks for its regions, and what limits them.
+/// Requests of a load for its regions, and the facts that limit them.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionNeed {
     /// Requested size of regions, bytes.
