@@ -180,7 +180,7 @@ mod tests {
             (near(16), 24, 32, 2, 12),
             (near(8), 24, 32, 2, 6),
             (near(1), 2, 2, 2, 1),
-            // What one place cannot use is not used by others.
+            // A single place is not divided.
             (near(16), 24, 32, 1, 24),
             (unknown(), 24, 32, 2, 12),
             (unknown(), 24, 32, 1, 24),

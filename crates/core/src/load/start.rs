@@ -2,8 +2,7 @@
 //!
 //! Refusals come before the first tensor. Unknown names, a budget below the largest region and an
 //! unavailable engine are errors of `stream()`, which returns when its first lanes have engines.
-//! What is read is compared with digests that are looked up meanwhile: `stream()` also waits for
-//! these.
+//! Expected digests are looked up beside the first reads, and `stream()` also waits for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
 //! The check of a load while it is prepared beside the first reads.
 //!
 //! Lanes read as soon as the plan is known. Meanwhile a thread looks the digests up and matches
-//! them to the plan, which takes 10 ms for 6,000 tensors and round trips for a store (2026-11). No
+//! them to the plan, which takes 15 ms for 6,000 tensors and round trips for a store (2026-11). No
 //! lane passes anything on to its sink before the check is ready, and the start of the load waits
 //! for it: a refusal is an error of the start, and no tensor is complete by then.
 
