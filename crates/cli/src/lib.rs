@@ -22,7 +22,7 @@ mod interrupt;
 mod options;
 mod output;
 mod redact;
-mod synth;
+mod synth_host;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufWriter, Write};

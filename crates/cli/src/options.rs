@@ -13,6 +13,7 @@ use tload::{
     StoreOptions,
 };
 use tload_serve::{ServeOptions, TlsFiles};
+use tload_synth::Preset;
 
 use crate::args::{
     BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, OpenArgs, PresetArg, SelectArgs, ServeArgs,
@@ -20,7 +21,6 @@ use crate::args::{
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::command::Order;
-use crate::synth::Preset;
 
 /// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.
 const SWEEP_DEPTHS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];

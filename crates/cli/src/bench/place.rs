@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use tload::internal::{format_bytes, probe};
 use tload::{Error, ErrorKind, Result};
+use tload_synth::free_bytes;
 
 use super::warnings::Warning;
-use crate::synth::free_bytes;
 
 /// Share of the free space that the checkpoint may take: a full disk is slow, and other processes
 /// write too.

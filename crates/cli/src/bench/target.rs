@@ -4,6 +4,7 @@ use std::path::Path;
 
 use tload::internal::{format_bytes, probe};
 use tload::{Checkpoint, Error, ErrorKind, Location, OpenOptions, Result};
+use tload_synth::{Model, Preset, Synth};
 
 use super::place::Place;
 use super::results::{CheckpointRecord, SyntheticRecord};
@@ -13,7 +14,7 @@ use crate::host::{System, memory};
 use crate::interrupt::{Interrupt, Temporary};
 use crate::output::error::file as file_error;
 use crate::output::progress::Progress;
-use crate::synth::{Model, Preset, Synth};
+use crate::synth_host::SynthHost;
 
 /// Memory that a load in mode keep needs in addition to the tensors: its budget, page cache and the
 /// process itself.
@@ -63,8 +64,11 @@ impl<'a> Target<'a> {
         let guard = interrupt.temporary(&directory);
         let model = Model::new(recipe.preset, place.size)?;
         let progress = Progress::for_bytes(model.bytes(), "writing a checkpoint");
-        Synth::new(&model, recipe.shards, recipe.seed)?
-            .write(&directory, false, interrupt, &progress)?;
+        let host = SynthHost {
+            interrupt,
+            progress: &progress,
+        };
+        Synth::new(&model, recipe.shards, recipe.seed)?.write(&directory, false, &host)?;
         drop(progress);
         let checkpoint = Checkpoint::open(Location::from_path(directory))?;
         for warning in storage_warnings(&checkpoint) {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use tload::Result;
 use tload::internal::format_bytes;
+use tload_synth::{Model, Synth, check_room};
 
 use super::local_path::require_local;
 use crate::args::SynthArgs;
@@ -14,7 +15,7 @@ use crate::output::error::standard_output;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_duration, format_rate, rate};
 use crate::output::verbosity;
-use crate::synth::{Model, Synth, check_room};
+use crate::synth_host::SynthHost;
 
 pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     require_local(&args.directory)?;
@@ -26,7 +27,11 @@ pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) 
     let synth = Synth::new(&model, args.model.shards, args.model.seed)?;
     let started = Instant::now();
     let progress = Progress::for_bytes(model.bytes(), "writing");
-    synth.write(&args.directory, args.force, interrupt, &progress)?;
+    let host = SynthHost {
+        interrupt,
+        progress: &progress,
+    };
+    synth.write(&args.directory, args.force, &host)?;
     drop(progress);
     let elapsed = started.elapsed();
     if !verbosity::shows_notes() {

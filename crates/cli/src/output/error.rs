@@ -1,10 +1,11 @@
 //! Errors as text: once, on standard error, with their causes and a hint.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use tload::Error;
 use tload::internal::printable;
+/// Returns the error for a failed operation on a file that the command writes.
+pub(crate) use tload_synth::file_error as file;
 
 use super::flags::flag;
 use super::{style, verbosity};
@@ -45,17 +46,6 @@ pub(crate) fn standard_output(error: io::Error) -> Error {
     Error::from_write("cannot write", error).with_location("standard output")
 }
 
-/// Returns the error for a failed operation on a file that the command writes.
-pub(crate) fn file(what: &str, path: &Path, error: io::Error) -> Error {
-    let full = error.kind() == io::ErrorKind::StorageFull;
-    let error = Error::from_write(what, error).with_location(path.display());
-    if full {
-        error.with_hint("free some space, or use a smaller --size")
-    } else {
-        error
-    }
-}
-
 /// Returns whether `error` only means that the reader of standard output is gone.
 pub(crate) fn is_closed_pipe(error: &Error) -> bool {
     error.location() == Some("standard output") && error.errno() == Some(BROKEN_PIPE)
@@ -63,6 +53,8 @@ pub(crate) fn is_closed_pipe(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use tload::ErrorKind;
 
     use super::*;

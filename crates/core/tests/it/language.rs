@@ -11,11 +11,11 @@ const COLUMNS_MAX: usize = 100;
 /// Most characters of a cell of a Markdown table.
 const CELL_MAX: usize = 160;
 
-/// Pages with a limit on their lines. Guides have what most users need; every other case is in the
-/// page of the same name below `docs/reference/`.
+/// Pages with a limit on their lines, without generated ones. Guides have what most users need;
+/// every other case is in the page of the same name below `docs/reference/`.
 const PAGES: [(&str, usize); 8] = [
     ("README.md", 150),
-    ("ARCHITECTURE.md", 120),
+    ("ARCHITECTURE.md", 92),
     ("SECURITY.md", 80),
     ("docs/sources.md", 80),
     ("docs/serve.md", 80),
@@ -164,7 +164,13 @@ fn long_cells(_: &str, text: &str) -> Vec<String> {
 }
 
 fn long_pages(path: &str, text: &str) -> Vec<String> {
-    let lines = text.lines().count();
+    let mut is_generated = false;
+    let is_written = |line: &&str| {
+        is_generated =
+            (is_generated || line.ends_with(": begin -->")) && !line.ends_with(": end -->");
+        !is_generated
+    };
+    let lines = text.lines().filter(is_written).count();
     let limit = PAGES.iter().find(|(page, _)| *page == path);
     limit
         .filter(|(_, most)| lines > *most)
@@ -291,5 +297,7 @@ mod rules {
         );
         assert_eq!(long_pages("README.md", &"\n".repeat(151)).len(), 1);
         assert_eq!(long_pages("docs/a.md", &"\n".repeat(151)), [""; 0]);
+        let generated = format!("<!-- a: begin -->{}<!-- a: end -->", "\n".repeat(151));
+        assert_eq!(long_pages("README.md", &generated), [""; 0]);
     }
 }

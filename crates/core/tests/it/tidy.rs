@@ -338,12 +338,13 @@ const OPTIONS: [&str; 10] = [
 ];
 
 /// Crates above `tload`, which show options by their own names, and crates for tests.
-const WITHOUT_MARKS: [&str; 7] = [
+const WITHOUT_MARKS: [&str; 8] = [
     "cli",
     "cuda-stub",
     "py",
     "serve",
     "soundness",
+    "synth",
     "testbed",
     "testing",
 ];

@@ -2,8 +2,13 @@
 //!
 //! `llama`, `moe` and `tiny` define the tensors ([`Model`], pure); `shards` distributes them over
 //! files (pure); `safetensors` lays out a file (pure); `random` generates the numbers; only
-//! `writer` ([`Synth`]) accesses the disk.
+//! `writer` ([`Synth`]) accesses the disk. The program that runs it implements [`Host`].
+//!
+//! Programs depend on the crate `tload`; this crate is a part of the command.
 
+#![forbid(unsafe_code)]
+
+mod host;
 mod llama;
 mod moe;
 mod random;
@@ -16,18 +21,23 @@ use serde_json::Value;
 use tload::internal::format_bytes;
 use tload::{Dtype, Error, ErrorKind, Result};
 
-pub(crate) use writer::{Synth, check_room, free_bytes};
+pub use host::{Host, Temporary, file_error};
+pub use writer::{Synth, check_room, free_bytes};
 
 /// Model to imitate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Preset {
+pub enum Preset {
+    /// Dense model in BF16: few tensors, large ones among them.
     Llama,
+    /// Mixture of experts in F8_E4M3 with scales: thousands of small tensors.
     Moe,
+    /// Every dtype of whole bytes; scalars, empty and odd-sized tensors.
     Tiny,
 }
 
 impl Preset {
-    pub(crate) fn name(self) -> &'static str {
+    /// Returns the name that users write.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
             Self::Moe => "moe",
@@ -36,7 +46,7 @@ impl Preset {
     }
 
     /// Returns the default size.
-    pub(crate) fn default_bytes(self) -> u64 {
+    pub fn default_bytes(self) -> u64 {
         match self {
             Self::Llama | Self::Moe => 4 << 30,
             Self::Tiny => 4 << 20,
@@ -44,7 +54,7 @@ impl Preset {
     }
 
     /// Returns the smallest size in which the shape of the model is recognisable.
-    pub(crate) fn smallest_bytes(self) -> u64 {
+    pub fn smallest_bytes(self) -> u64 {
         match self {
             Self::Llama => 256 << 10,
             Self::Moe | Self::Tiny => 1 << 20,
@@ -54,10 +64,13 @@ impl Preset {
 
 /// One tensor to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) name: String,
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<u64>,
+pub struct Entry {
+    /// Name in the header.
+    pub name: String,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Dimensions; none for a scalar.
+    pub shape: Vec<u64>,
 }
 
 impl Entry {
@@ -70,21 +83,23 @@ impl Entry {
     }
 
     /// Returns the length in bytes. Presets have dtypes of whole bytes only.
-    pub(crate) fn byte_len(&self) -> u64 {
+    pub fn byte_len(&self) -> u64 {
         self.shape.iter().product::<u64>() * (self.dtype.bits() as u64 / 8)
     }
 }
 
 /// Tensors of a synthetic checkpoint in the order of the model, and its `config.json`.
 #[derive(Clone, Debug)]
-pub(crate) struct Model {
-    pub(crate) entries: Vec<Entry>,
-    pub(crate) config: Value,
+pub struct Model {
+    /// Tensors in the order of the model.
+    pub entries: Vec<Entry>,
+    /// Text of `config.json`.
+    pub config: Value,
 }
 
 impl Model {
     /// Returns the model of `preset` whose tensors take `size` bytes, within 2 %.
-    pub(crate) fn new(preset: Preset, size: u64) -> Result<Self> {
+    pub fn new(preset: Preset, size: u64) -> Result<Self> {
         if size < preset.smallest_bytes() {
             let (asked, least) = (format_bytes(size), format_bytes(preset.smallest_bytes()));
             return Err(Error::new(
@@ -104,11 +119,12 @@ impl Model {
     }
 
     /// Returns the bytes of all tensors.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         total(&self.entries)
     }
 
-    pub(crate) fn tensor_count(&self) -> u64 {
+    /// Returns the number of tensors.
+    pub fn tensor_count(&self) -> u64 {
         self.entries.len() as u64
     }
 }

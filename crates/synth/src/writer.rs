@@ -16,9 +16,7 @@ use tload::{Error, ErrorKind, Result};
 use super::random::Numbers;
 use super::safetensors::Layout;
 use super::{Entry, Model, shards};
-use crate::interrupt::Interrupt;
-use crate::output::error::file as file_error;
-use crate::output::progress::Progress;
+use crate::host::{Host, Temporary, file_error};
 
 /// Random bytes generated and written at a time: few enough to stay in a core's cache in between.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -33,7 +31,7 @@ const CONFIG_NAME: &str = "config.json";
 
 /// Model, distributed over files.
 #[derive(Debug)]
-pub(crate) struct Synth<'a> {
+pub struct Synth<'a> {
     model: &'a Model,
     shards: Vec<&'a [Entry]>,
     seed: u64,
@@ -41,7 +39,7 @@ pub(crate) struct Synth<'a> {
 
 impl<'a> Synth<'a> {
     /// Distributes `model` over `shards` files, by default one per GiB.
-    pub(crate) fn new(model: &'a Model, shards: Option<u32>, seed: u64) -> Result<Self> {
+    pub fn new(model: &'a Model, shards: Option<u32>, seed: u64) -> Result<Self> {
         let count = shards.unwrap_or_else(|| shards::default_count(model.bytes()));
         Ok(Self {
             model,
@@ -50,7 +48,8 @@ impl<'a> Synth<'a> {
         })
     }
 
-    pub(crate) fn shard_count(&self) -> u64 {
+    /// Returns the number of files with tensors.
+    pub fn shard_count(&self) -> u64 {
         self.shards.len() as u64
     }
 
@@ -58,26 +57,19 @@ impl<'a> Synth<'a> {
     ///
     /// Refuses a directory that is not empty, unless `force` is set: then the checkpoint in it is
     /// replaced.
-    pub(crate) fn write(
-        &self,
-        directory: &Path,
-        force: bool,
-        interrupt: &Interrupt,
-        progress: &Progress,
-    ) -> Result<()> {
+    pub fn write(&self, directory: &Path, force: bool, host: &dyn Host) -> Result<()> {
         let made = prepare(directory, force)?;
-        let directory_guard = made.then(|| interrupt.temporary(directory));
+        let directory_guard = made.then(|| host.temporary(directory.to_owned()));
         let writing = Writing {
             synth: self,
             directory,
-            interrupt,
-            progress,
+            host,
         };
         let mut guards = writing.shards()?;
         let mut written = self.companions();
         for (name, text) in written.drain(..) {
             let path = directory.join(name);
-            guards.push(interrupt.temporary(&path));
+            guards.push(host.temporary(path.clone()));
             create(&path)
                 .and_then(|mut file| file.write_all(text.as_bytes()))
                 .map_err(|error| file_error("cannot write", &path, error))?;
@@ -121,13 +113,12 @@ impl<'a> Synth<'a> {
 struct Writing<'a> {
     synth: &'a Synth<'a>,
     directory: &'a Path,
-    interrupt: &'a Interrupt,
-    progress: &'a Progress,
+    host: &'a dyn Host,
 }
 
 impl<'a> Writing<'a> {
     /// Writes all shards, several at a time, and returns the guards of the finished files.
-    fn shards(&self) -> Result<Vec<crate::interrupt::Temporary<'a>>> {
+    fn shards(&self) -> Result<Vec<Box<dyn Temporary + 'a>>> {
         let next = AtomicUsize::new(0);
         let guards = Mutex::new(Vec::new());
         let write_some = || -> Result<()> {
@@ -161,12 +152,13 @@ impl<'a> Writing<'a> {
         Ok(guards.into_inner().expect("no writer panics"))
     }
 
-    fn shard(&self, index: usize, entries: &[Entry]) -> Result<crate::interrupt::Temporary<'a>> {
+    fn shard(&self, index: usize, entries: &[Entry]) -> Result<Box<dyn Temporary + 'a>> {
         let path = self.directory.join(self.synth.shard_name(index));
-        let unfinished = self.interrupt.temporary(temporary_name(&path));
-        self.shard_bytes(unfinished.path(), entries)?;
-        let finished = self.interrupt.temporary(&path);
-        fs::rename(unfinished.path(), &path)
+        let partial = temporary_name(&path);
+        let unfinished = self.host.temporary(partial.clone());
+        self.shard_bytes(&partial, entries)?;
+        let finished = self.host.temporary(path.clone());
+        fs::rename(&partial, &path)
             .map_err(|error| file_error("cannot rename to", &path, error))?;
         unfinished.keep();
         // If the page cache cannot be dropped (tmpfs), the checkpoint is still valid.
@@ -184,14 +176,14 @@ impl<'a> Writing<'a> {
             let mut numbers = Numbers::new(self.synth.seed, &entry.name, entry.dtype);
             let mut left = entry.byte_len();
             while left > 0 {
-                self.interrupt.check()?;
+                self.host.check()?;
                 let len = usize::try_from(left)
                     .unwrap_or(usize::MAX)
                     .min(BUFFER_BYTES);
                 numbers.fill(&mut buffer[..len]);
                 file.write_all(&buffer[..len]).map_err(failed)?;
                 left -= len as u64;
-                self.progress.advance(len as u64);
+                self.host.advance(len as u64);
             }
         }
         file.sync_data().map_err(failed)
@@ -264,7 +256,7 @@ fn is_ours(path: &Path) -> bool {
 }
 
 /// Returns an error if there is no space for `bytes`. `directory` need not exist yet.
-pub(crate) fn check_room(directory: &Path, bytes: u64) -> Result<()> {
+pub fn check_room(directory: &Path, bytes: u64) -> Result<()> {
     let existing = directory.ancestors().find(|ancestor| ancestor.exists());
     let free = free_bytes(existing.unwrap_or(Path::new(".")))?;
     if free < bytes.saturating_add(OVERHEAD_BYTES) {
@@ -283,7 +275,7 @@ pub(crate) fn check_room(directory: &Path, bytes: u64) -> Result<()> {
 }
 
 /// Returns the bytes that this user may still write to the file system of `directory`.
-pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
+pub fn free_bytes(directory: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(directory)
         .map_err(|error| file_error("cannot query free space", directory, error.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))

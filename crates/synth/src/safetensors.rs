@@ -71,7 +71,7 @@ fn rank(dtype: Dtype) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synth::{Model, Preset};
+    use crate::{Model, Preset};
 
     #[test]
     fn safetensors_crate_reads_file_in_same_order() {

@@ -58,7 +58,7 @@ fn take(entries: &[Entry], left: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synth::{Model, Preset};
+    use crate::{Model, Preset};
 
     #[test]
     fn every_tensor_is_in_one_shard_and_no_shard_is_empty() {
