@@ -107,18 +107,23 @@ test-python: cuda-stub ## run the Python tests (after `make wheel`)
 cuda-stub:
 	cargo build --package tload-cuda-stub
 
-# Installs the requirements of pyproject.toml: its build system and its extra `test`.
+# Installs the requirements of pyproject.toml: its build system and its extra `test`. uv unpacks
+# packages while it downloads them, so the disk never holds both. PyTorch imports Triton only to
+# compile for GPUs, and it takes 1 GB.
+INSTALL := $(PY) -m uv pip install --system-certs --python $(PY)
 $(INSTALLED): pyproject.toml
 	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip --version || $(PY) -m ensurepip
+	$(PY) -m pip install 'uv>=0.9'
 	$(PY) -c "import importlib.util as find, sys; sys.exit(not find.find_spec('torch'))" \
-		|| $(PY) -m pip install --retries 0 --timeout 20 --index-url $(TORCH_INDEX) torch \
-		|| echo 'NOTE: no PyTorch from $(TORCH_INDEX); the one on PyPI brings 5 GB of CUDA libraries on Linux'
+		|| UV_HTTP_RETRIES=0 UV_HTTP_TIMEOUT=20 $(INSTALL) --index-url $(TORCH_INDEX) torch \
+		|| echo 'NOTE: no PyTorch from $(TORCH_INDEX); the one on PyPI brings 4 GB of CUDA libraries on Linux'
 	$(PY) -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb')); \
 		print(*project['build-system']['requires'], *project['project']['optional-dependencies']['test'], sep='\n')" \
 		> $(VENV)/requirements.txt
-	$(PY) -m pip install --requirement $(VENV)/requirements.txt
+	echo 'triton; python_version < "3"' > $(VENV)/overrides.txt
+	$(INSTALL) --override $(VENV)/overrides.txt --requirement $(VENV)/requirements.txt
 	touch $@
 
 # Runs vLLM on the CPU, with tload and without, and SGLang's loaders (its engine needs a GPU). Takes
