@@ -54,6 +54,12 @@ pub(super) fn open() -> Result<&'static Driver> {
     if let Some(driver) = DRIVER.get() {
         return Ok(driver);
     }
+    if cfg!(all(target_os = "linux", target_feature = "crt-static")) {
+        return Err(Error::unsupported(
+            "this build of tload is linked statically, so it cannot load the CUDA driver",
+        )
+        .with_hint("install the Python package or the command for glibc, or use ‹device=cpu›"));
+    }
     // The bindings panic when there is none, so the driver must be loaded before their first call.
     let mut tries = NAMES.iter().map(|name| {
         // SAFETY: loading the vendor's driver runs its initialisers, which is what every CUDA
