@@ -25,8 +25,8 @@ pub(crate) struct CompletionsArgs {
 
 /// Write the manual pages, tload.1 and one for each subcommand.
 ///
-/// man finds them in the directory man1 of a directory in MANPATH, for example
-/// ~/.local/share/man/man1.
+/// They are named as this command is called (tload or tensorload). man finds them in the directory
+/// man1 of a directory in MANPATH, for example ~/.local/share/man/man1.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArgs {
     /// Directory to write to, created if it does not exist
@@ -34,26 +34,26 @@ pub(crate) struct ManArgs {
     pub(crate) directory: PathBuf,
 }
 
-/// Writes completions for `program`, the name that the command was called by.
+/// Writes completions for `program`, the name or path that the command was called by.
 pub(crate) fn completions(
     args: &CompletionsArgs,
     program: &OsStr,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let name = Path::new(program).file_stem().unwrap_or(program);
     let mut text = Vec::new();
-    clap_complete::generate(
-        args.shell,
-        &mut Args::command(),
-        name.to_string_lossy(),
-        &mut text,
-    );
+    let name = name_of(program);
+    clap_complete::generate(args.shell, &mut Args::command(), name, &mut text);
     out.write_all(&text)
 }
 
-/// Writes the manual pages into `directory`.
-pub(crate) fn manual(directory: &Path) -> io::Result<()> {
-    clap_mangen::generate_to(Args::command(), directory)
+/// Writes the manual pages of `program` into `directory`.
+pub(crate) fn manual(program: &OsStr, directory: &Path) -> io::Result<()> {
+    clap_mangen::generate_to(Args::command().name(name_of(program)), directory)
+}
+
+fn name_of(program: &OsStr) -> String {
+    let name = Path::new(program).file_stem().unwrap_or(program);
+    name.to_string_lossy().into_owned()
 }
 
 /// Returns the program's name as the user called it.
@@ -111,12 +111,12 @@ mod tests {
     #[test]
     fn each_manual_page_names_its_flags() {
         let folder = tempfile::tempdir().unwrap();
-        manual(folder.path()).unwrap();
+        manual(OsStr::new("/bin/tensorload"), folder.path()).unwrap();
         for (subcommand, flags) in flags() {
             let name = if subcommand.is_empty() {
-                "tload.1".to_owned()
+                "tensorload.1".to_owned()
             } else {
-                format!("tload-{subcommand}.1")
+                format!("tensorload-{subcommand}.1")
             };
             let page = fs::read_to_string(folder.path().join(&name))
                 .unwrap()

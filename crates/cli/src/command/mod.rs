@@ -53,6 +53,6 @@ pub(crate) fn run(
         Command::Serve(args) => serve::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, interrupt, limits, out),
         Command::Completions(args) => completions::run(&args, program(arguments), out),
-        Command::Man(args) => man::run(&args),
+        Command::Man(args) => man::run(&args, program(arguments)),
     }
 }
