@@ -26,7 +26,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # All recipes share one cargo target directory, and the summaries of test runners come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-vllm test-sglang test-suites FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-vllm test-sglang test-suites wheels command crates release-check FORCE
 
 ##@ Everyday
 
@@ -202,6 +202,38 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 # libFuzzer, on a nightly compiler; see fuzz/README.md. New inputs stay in target/fuzz.
 TARGETS ?= header index listing load location manifest plan slice xet
 FUZZ := cargo +nightly fuzz
+
+##@ Release
+
+# What a release consists of, in target/dist. Needs zig, auditwheel and others, which an environment
+# of its own provides, and takes some ten minutes for each architecture.
+RELEASE_VENV ?= $(VENV)/release
+RELEASE_INSTALLED := $(RELEASE_VENV)/.tload-release
+RELEASE := PATH="$(abspath $(RELEASE_VENV))/bin:$$PATH"
+
+wheels: $(RELEASE_INSTALLED) ## build, check and try the wheels and the source distribution
+	$(RELEASE) tools/release/wheels
+
+command: $(RELEASE_INSTALLED) ## build and try the command: archives and a Debian package
+	$(RELEASE) tools/release/command
+
+crates: ## package the crates, and build a project that depends on the packages
+	tools/release/crates
+
+# The tree has to be committed, so that the packages have the files of a commit.
+release-check: $(RELEASE_INSTALLED) ## all of the above, twice for equal bytes; versions, licences
+	tools/release/versions.py
+	tools/release/licences
+	$(RELEASE) TWICE=1 tools/release/wheels
+	$(RELEASE) tools/release/command
+	tools/release/crates
+
+$(RELEASE_INSTALLED): tools/release/requirements.txt
+	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --requirement $<
+	rustup target add x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu x86_64-unknown-linux-musl
+	touch $@
 
 ##@ Fuzzers
 
