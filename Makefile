@@ -26,7 +26,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # All recipes share one cargo target directory, and the summaries of test runners come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-vllm test-sglang test-suites wheels command crates release-check FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-vllm test-sglang test-suites wheels command crates release-check image deploy-sources FORCE
 
 ##@ Everyday
 
@@ -75,6 +75,10 @@ check-texts: ruff ## check formats, spelling and the sizes of crates (seconds)
 	tools/sizes
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,typos,typos --version,typos)
+	$(call if_installed,hadolint,hadolint --version,hadolint deploy/Dockerfile deploy/Dockerfile.vllm)
+	$(call if_installed,kubernetes-validate,python3 -c "import kubernetes_validate",python3 tools/check_manifests.py)
+	$(call if_installed,actionlint,actionlint --version,actionlint)
+	$(call if_installed,zizmor,zizmor --version,zizmor --offline --quiet .github)
 
 # Many tests wait for servers and other processes, so there are two threads for each processor.
 export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
@@ -279,6 +283,14 @@ $(DOCS_INSTALLED): docs/requirements.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_PY) -m pip install --requirement $<
 	touch $@
+
+# Needs docker, podman or buildah, and the static command in target/dist.
+image: ## build the container image of the command
+	tools/release/image.py
+
+# Needs Go, PyYAML and the network, once for each version.
+deploy-sources: ## write what deploy/ takes from other projects
+	tools/deploy_sources.py $(ARGS)
 
 # Needs no network once all crates have been fetched.
 deny: ## check licences, bans and sources of dependencies
