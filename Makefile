@@ -71,8 +71,9 @@ TEST_LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom $(LO
 
 ##@ Parts of test and check
 
-check-texts: ruff ## check formats, spelling and the sizes of crates (seconds)
+check-texts: ruff ## check formats, spelling, the sizes of crates and drawn figures (seconds)
 	tools/sizes
+	tools/picture.py --check
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,typos,typos --version,typos)
 
