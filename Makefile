@@ -232,11 +232,14 @@ docs: $(DOCS_INSTALLED) ## build the docs site, check its links and blocks
 	NO_MKDOCS_2_WARNING=1 $(DOCS_PY) -m mkdocs build --strict
 	$(DOCS_PY) tools/check_site.py target/site
 
-# Opens every page at the width of a phone and of a desktop; needs Chromium with its driver. With
-# ARGS, for pictures of the pages: make docs-browser ARGS=/tmp/pages
+# Opens every page at the width of a phone and of a desktop; needs Chromium with its driver, and npm
+# for axe-core. With ARGS, for pictures of the pages: make docs-browser ARGS='--shots /tmp/pages'
+AXE := $(DOCS_VENV)/node_modules/axe-core/axe.min.js
+DOCS_BROWSER := $(DOCS_PY) tools/check_site_browser.py target/site
 docs-browser: docs ## open the docs site in headless Chromium
 	$(DOCS_PY) -m pip install --quiet selenium==4.51.0
-	$(call if_installed,chromium,chromium --version && chromedriver --version,$(DOCS_PY) tools/check_site_browser.py target/site $(ARGS))
+	$(call if_installed,npm,npm --version,test -f $(AXE) || npm install --silent --no-save --prefix $(DOCS_VENV) axe-core@4.14.1)
+	$(call if_installed,chromium,chromium --version && chromedriver --version,$(DOCS_BROWSER) $$(test ! -f $(AXE) || echo --axe $(AXE)) $(ARGS))
 
 $(DOCS_INSTALLED): docs/requirements.txt
 	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }

@@ -219,8 +219,13 @@ WIDTH, LABELS, ROW, ROOM = 640, 206, 24, 60
 
 
 def draw(title: str, panels: list[tuple[Panel, list[Bar]]], description: str) -> str:
-    """Return a picture: a group of bars for each panel, all from zero, each group with its scale."""
-    lines, y = [f'<text class="head" x="0" y="18" font-size="16">{escape(title)}</text>'], 30
+    """Return a picture: a group of bars for each panel, all from zero, each group with its scale.
+
+    Only a picture of several panels shows its title.
+    """
+    lines, y = [], -4
+    if len(panels) > 1:
+        lines, y = [f'<text class="head" x="0" y="18" font-size="16">{escape(title)}</text>'], 30
     for panel, bars in panels:
         scale = (WIDTH - LABELS - ROOM) / max(bar.median for bar in bars)
         y += 22
@@ -384,14 +389,16 @@ def outputs() -> dict[Path, str]:
     groups = {
         "Disk": [
             disk,
-            from_disks("small-keep", "{size} in {tensors} tensors from a cold disk", "From disk, {size}"),
+            from_disks("small-keep", "{size} in {tensors:,} tensors from a cold disk", "From disk, {size}"),
             from_disks("disk-warm", "{size} from the page cache", "From the page cache, {size}"),
-            from_disks("small-warm", "{size} in {tensors} tensors from the page cache", "From the page cache, {size}"),
+            from_disks(
+                "small-warm", "{size} in {tensors:,} tensors from the page cache", "From the page cache, {size}"
+            ),
         ],
         "Object store": [store],
         "GPU": [
             gpu,
-            from_gpu("warm-small", "{size} in {tensors} tensors to a GPU, from memory", "To a GPU, {size} in memory"),
+            from_gpu("warm-small", "{size} in {tensors:,} tensors to a GPU, from memory", "To a GPU, {size} in memory"),
             from_gpu("disk-warm-large", "{size} to a GPU, from the page cache", "To a GPU, {size} in the page cache"),
         ],
     }
