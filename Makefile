@@ -71,8 +71,9 @@ TEST_LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom $(LO
 
 ##@ Parts of test and check
 
-check-texts: ruff ## check formats, spelling and the sizes of crates (seconds)
+check-texts: ruff ## check formats, spelling, the sizes of crates and drawn figures (seconds)
 	tools/sizes
+	tools/picture.py --check
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,typos,typos --version,typos)
 	$(call if_installed,hadolint,hadolint --version,hadolint deploy/Dockerfile deploy/Dockerfile.vllm)
@@ -272,11 +273,14 @@ docs: $(DOCS_INSTALLED) ## build the docs site, check its links and blocks
 	NO_MKDOCS_2_WARNING=1 $(DOCS_PY) -m mkdocs build --strict
 	$(DOCS_PY) tools/check_site.py target/site
 
-# Opens every page at the width of a phone and of a desktop; needs Chromium with its driver. With
-# ARGS, for pictures of the pages: make docs-browser ARGS=/tmp/pages
+# Opens every page at the width of a phone and of a desktop; needs Chromium with its driver, and npm
+# for axe-core. With ARGS, for pictures of the pages: make docs-browser ARGS='--shots /tmp/pages'
+AXE := $(DOCS_VENV)/node_modules/axe-core/axe.min.js
+DOCS_BROWSER := $(DOCS_PY) tools/check_site_browser.py target/site
 docs-browser: docs ## open the docs site in headless Chromium
 	$(DOCS_PY) -m pip install --quiet selenium==4.51.0
-	$(call if_installed,chromium,chromium --version && chromedriver --version,$(DOCS_PY) tools/check_site_browser.py target/site $(ARGS))
+	$(call if_installed,npm,npm --version,test -f $(AXE) || npm install --silent --no-save --prefix $(DOCS_VENV) axe-core@4.14.1)
+	$(call if_installed,chromium,chromium --version && chromedriver --version,$(DOCS_BROWSER) $$(test ! -f $(AXE) || echo --axe $(AXE)) $(ARGS))
 
 $(DOCS_INSTALLED): docs/requirements.txt
 	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }

@@ -1,12 +1,14 @@
 """Opens every page of the docs site in headless Chromium, as `make docs-browser` does.
 
-Fails if a page scrolls sideways at the width of a phone or a desktop, logs an error, or asks for
-something that does not exist or is not part of the site; if search from a folder finds nothing; or
-if a copy button does not copy the code beside it. Needs selenium, Chromium and its driver.
+Fails if a page, a table or a line of code is wider than its place at the width of a phone or a
+desktop; if a page logs an error, or asks for something that does not exist or is not part of the
+site; if axe-core finds a serious barrier, in light or dark; if search from a folder finds nothing;
+or if a copy button does not copy the code beside it. Needs selenium, Chromium and its driver.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -23,6 +25,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 WIDTHS = (1280, 390)
+SCHEMES = ("light", "dark")
 MOUNT = "/tload/"
 """Path below which the site is served: that of `site_url`."""
 
@@ -39,6 +42,20 @@ SEARCHES = {
 """Queries, and the page that must be among the first three pages found."""
 
 PROMPT = re.compile(r"^(\$|>>>|\.\.\.) ", re.MULTILINE)
+
+TOO_WIDE = """
+const found = [...document.querySelectorAll('.md-typeset__scrollwrap, .highlight:not(.language-text) pre > code')];
+return found.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText.slice(0, 60));
+"""
+"""Script that returns the beginnings of tables and code that scroll sideways."""
+
+BARRIERS = """
+const [rules, done] = arguments;
+axe.run(document, rules).then(found => done(found.violations
+  .filter(one => ['serious', 'critical'].includes(one.impact))
+  .map(one => `${one.id} (${one.impact}): ${one.help}: ${one.nodes[0].html.slice(0, 120)}`)));
+"""
+"""Script that returns the serious violations of axe-core's rules."""
 READ_CLIPBOARD = "navigator.clipboard.readText().then(arguments[0])"
 
 
@@ -59,18 +76,25 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def main() -> int:
-    site = Path(sys.argv[1]).resolve()
-    shots = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    parser = argparse.ArgumentParser()
+    parser.add_argument("site", type=Path)
+    parser.add_argument("--shots", type=Path, help="directory for pictures of the pages")
+    parser.add_argument("--axe", type=Path, help="axe.min.js; without it, barriers are not looked for")
+    given = parser.parse_args()
+    site = given.site.resolve()
+    axe = given.axe.read_text() if given.axe else None
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     root = f"http://127.0.0.1:{server.server_port}{MOUNT}"
     driver = start()
+    pages = [str(page.relative_to(site)) for page in sorted(site.rglob("*.html"))]
     try:
         wrong = []
         for width in WIDTHS:
-            for page in sorted(site.rglob("*.html")):
-                name = str(page.relative_to(site))
-                wrong += [f"{name}, {width} px: {text}" for text in check_page(driver, root, name, width, shots)]
+            for name in pages:
+                wrong += [f"{name}, {width} px: {text}" for text in check_page(driver, root, name, width, given.shots)]
+        if axe:
+            wrong += check_barriers(driver, root, pages, axe)
         wrong += check_missing(driver, root)
         wrong += check_copy(driver, root, "quickstart.html")
         wrong += check_copy(driver, root, "api/load.html")
@@ -107,11 +131,33 @@ def check_page(driver: webdriver.Chrome, root: str, name: str, width: int, shots
     wrong = problems(driver, root)
     if (scrolled := driver.execute_script("return document.documentElement.scrollWidth")) > width:
         wrong.append(f"scrolls sideways, {scrolled} px wide")
+    wrong += [f"wider than its place: {text!r}" for text in driver.execute_script(TOO_WIDE)]
     if shots:
         height = min(driver.execute_script("return document.documentElement.scrollHeight"), 6000)
         resize(driver, width, height)
         driver.save_screenshot(str(shots / f"{name.replace('/', '-').removesuffix('.html')}-{width}.png"))
     return wrong
+
+
+def check_barriers(driver: webdriver.Chrome, root: str, pages: list[str], axe: str) -> list[str]:
+    """Return what axe-core finds on all pages. Only colours differ between light and dark."""
+    resize(driver, 1280, 900)
+    wrong = []
+    for scheme in SCHEMES:
+        set_scheme(driver, scheme)
+        rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
+        for name in pages:
+            driver.get(root + name)
+            driver.execute_script(axe)
+            wrong += [f"{name}, {scheme}: {text}" for text in driver.execute_async_script(BARRIERS, rules)]
+    set_scheme(driver, "light")
+    driver.get_log("browser")
+    return wrong
+
+
+def set_scheme(driver: webdriver.Chrome, scheme: str) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
 
 
 def resize(driver: webdriver.Chrome, width: int, height: int) -> None:

@@ -19,7 +19,7 @@ mpl.rcParams |= {
     "axes.spines.right": False,
 }
 
-#: Cases in the README's chart; `plot-all.svg` has all of them.
+#: Cases in the short chart; `plot-all.svg` has all of them.
 HEADLINE = ("disk-stream", "disk-keep", "disk-warm", "small-warm", "slow")
 OURS, THEIRS, CEILING = "#d9480f", "#8aa0b4", "#495057"
 WIDTH, BAR, MARGIN = 9.0, 0.24, 0.75

@@ -1,0 +1,44 @@
+"""Steps of mkdocs that no plugin of the site has: see `hooks` in mkdocs.yml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+ROOT = Path(__file__).resolve().parent.parent
+COLUMNS_MAX = 3
+"""Most columns that fit on a phone. Rows of wider tables become cards there (assets/site.css)."""
+
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """Add the changelog, which is at the root of the repository."""
+    files.append(File.generated(config, "changes.md", abs_src_path=str(ROOT / "CHANGELOG.md")))
+    return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return TABLE.sub(lambda found: cards(found[0]), html)
+
+
+def cards(table: str) -> str:
+    """Label the cells of a wide table with the heads of their columns."""
+    heads = [re.sub(r"<[^>]+>", "", head) for head in HEAD.findall(table)]
+    if len(heads) <= COLUMNS_MAX:
+        return table
+
+    def label(row: re.Match[str]) -> str:
+        names = iter(heads)
+        return re.sub("<td", lambda _: f'<td data-label="{next(names)}"', row[0])
+
+    return ROW.sub(label, table).replace("<table>", "<table data-cards>", 1)
