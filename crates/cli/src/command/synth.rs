@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use tload::Result;
-use tload::internal::format_bytes;
+use tload::internal::{format_bytes, format_rate};
 
 use super::local_path::require_local;
 use crate::args::SynthArgs;
@@ -12,7 +12,7 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::progress::Progress;
-use crate::output::quantity::{format_count, format_duration, format_rate, rate};
+use crate::output::quantity::{format_count, format_duration, rate};
 use crate::output::verbosity;
 use crate::synth::{Model, Synth, check_room};
 
