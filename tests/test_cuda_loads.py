@@ -104,7 +104,11 @@ def test_report_has_staging_and_devices(cuda: gpu.Stub, megabytes: tuple[Path, d
         assert device.copy_seconds >= 0.0
     assert report.stages.copy_wait >= 0.0
     core = json.loads(stream._raw.report()[0])
-    own = {"import_seconds": report.import_seconds, "bytes_per_second": report.bytes_per_second}
+    own = {
+        "import_seconds": report.import_seconds,
+        "import_wait_seconds": report.import_wait_seconds,
+        "bytes_per_second": report.bytes_per_second,
+    }
     assert report.to_dict() == {**core, **own}
     assert "cuda:1" in str(report)
     assert cuda.count("pageable_copies") == 0

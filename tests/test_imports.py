@@ -48,7 +48,7 @@ def finish():
 """
 
 PRELUDE = """
-import asyncio, os, signal, sys, threading, time
+import asyncio, os, re, signal, sys, threading, time
 import gate, tload
 path = sys.argv[1]
 def until(condition):
@@ -110,12 +110,19 @@ gate.entered.wait()
 assert not gate.released.is_set() and gate.thread is not threading.main_thread()
 first = stream.report.import_seconds
 assert 0 < first < stream.report.import_seconds, "so far"
+until(lambda: stream.report.ready_seconds and stream.report.import_seconds > stream.report.ready_seconds + 0.2)
 gate.released.set()
 assert all(tensor[0] == "imported" for _, tensor in stream)
 report = stream.report
 assert report.tensors == 12 and report.import_seconds == stream.report.import_seconds > 0
 assert str(report).endswith(f"import   torch in {report.import_seconds:.3f} s")
 assert report.to_dict()["import_seconds"] == report.import_seconds
+# The disk is not charged for it.
+assert 0.1 < report.import_wait_seconds < min(report.seconds, report.import_seconds)
+assert report.bytes_per_second > report.tensor_bytes / report.seconds
+headline = r"12 tensors, 12\.0 MiB in \d+\.\d+ s: \d+\.\d+ [GM]B/s, after \d+\.\d s of import torch \(complete\)"
+assert re.fullmatch(headline, str(report).partition("\n")[0]), str(report)
+assert re.search(headline, report.summary)
 # Imported before: nothing is imported, and everything is checked before the first read.
 assert len(tload.load(path)) == 12
 with tload.stream(path) as stream:

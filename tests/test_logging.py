@@ -60,7 +60,7 @@ def test_info_is_one_line_for_each_load(floats: Floats) -> None:
     assert len(lines) == 2
     for line in lines:
         assert line.startswith(f"INFO tload: {path}: 12 tensors, ")
-        assert " GB/s (complete), " in line
+        assert "B/s (complete), " in line
 
 
 def test_debug_has_the_whole_report(floats: Floats) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import fcntl
 import os
 import pty
@@ -120,7 +121,12 @@ def test_progress_is_a_line_for_people() -> None:
     progress = tload.Progress(
         tensors_total=40, tensors_received=10, bytes_total=4 * MIB, bytes_received=MIB, bytes_read=2 * MIB
     )
-    assert str(progress) == " 25% 1.0 MiB of 4.0 MiB, 10 of 40 tensors"
+    assert str(progress) == " 50% 2.0 MiB of 4.0 MiB, 10 of 40 tensors"
+    assert progress.bytes_done == 2 * MIB
+    aligned = dataclasses.replace(progress, bytes_read=5 * MIB)
+    assert (aligned.bytes_done, aligned.fraction) == (4 * MIB, 1.0)
+    views = dataclasses.replace(progress, bytes_read=0)
+    assert views.bytes_done == MIB
     nothing = tload.Progress(tensors_total=0, tensors_received=0, bytes_total=0, bytes_received=0, bytes_read=0)
     assert str(nothing) == "100% 0 B of 0 B"
 
@@ -161,10 +167,53 @@ def test_a_bar_is_drawn_in_notebooks(megabytes: Path) -> None:
     assert len({message["content"]["transient"]["display_id"] for message in shown}) == 1
     last = shown[-1]["content"]["data"]
     assert '<progress value="1.000"' in last["text/html"]
-    assert "100% 16.0 MiB of 16.0 MiB, 16 of 16 tensors, " in last["text/html"]
+    assert "100% 16.0 MiB of 16.0 MiB, 16 of 16 tensors" in last["text/html"]
     # Text for environments without HTML.
-    assert last["text/plain"].startswith("tload: 100% 16.0 MiB of 16.0 MiB, 16 of 16 tensors, ")
+    assert last["text/plain"].startswith("tload: 100% 16.0 MiB of 16.0 MiB, 16 of 16 tensors")
 
+
+class Tqdm:
+    """Stand-in for tqdm's bar."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.total, self.bar_format = arguments["total"], arguments["bar_format"]
+        self.n = 0
+
+    def update(self, more: int) -> None:
+        self.n += more
+
+
+class Speed:
+    """Stand-in for the speed of the last seconds."""
+
+    def __init__(self) -> None:
+        self.observed: list[tuple[int, int]] = []
+
+    def observe(self, done: int, total: int) -> list[str]:
+        self.observed.append((done, total))
+        return ["0.15 GB/s", "eta 12s"]
+
+
+def test_bars_show_what_has_arrived_before_a_tensor_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds: list[Speed] = []
+
+    def make() -> Speed:
+        speeds.append(Speed())
+        return speeds[-1]
+
+    monkeypatch.setattr(progress._tload, "RecentSpeed", make)
+    early = tload.Progress(
+        tensors_total=40, tensors_received=1, bytes_total=40 * MIB, bytes_received=MIB, bytes_read=20 * MIB
+    )
+    bar = progress.BarWatcher(Tqdm, 40 * MIB)
+    bar.update(early)
+    assert bar._bar.n == 20 * MIB
+    assert bar._bar.bar_format == "{l_bar}{bar}| 20.0 MiB/40.0 MiB 1/40 tensors 0.15 GB/s eta 12s"
+    drawn: list[Any] = []
+    progress.NotebookWatcher(lambda each, **_: drawn.append(each)).update(early)
+    assert repr(drawn[0]) == "tload:  50% 20.0 MiB of 40.0 MiB, 1 of 40 tensors, 0.15 GB/s, eta 12s"
+    assert '<progress value="0.500"' in drawn[0]._repr_html_()
+    assert [speed.observed for speed in speeds] == [[(20 * MIB, 40 * MIB)]] * 2
 
 def test_no_bar_is_drawn_in_shells_without_a_terminal(megabytes: Path) -> None:
     """IPython alone is not a notebook."""

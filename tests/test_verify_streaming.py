@@ -74,7 +74,11 @@ def test_verified_bytes_are_counted(model: Path) -> None:
         assert report.verification.unverified == ()
         assert report.stages.verify > 0
         core = json.loads(stream._raw.report()[0])
-        own = {"import_seconds": report.import_seconds, "bytes_per_second": report.bytes_per_second}
+        own = {
+            "import_seconds": report.import_seconds,
+            "import_wait_seconds": report.import_wait_seconds,
+            "bytes_per_second": report.bytes_per_second,
+        }
         assert report.to_dict() == {**core, **own}
         assert "tload-manifest.json" in str(report)
 

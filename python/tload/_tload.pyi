@@ -20,6 +20,7 @@ __all__ = [
     "FlatBytes",
     "Group",
     "Loader",
+    "RecentSpeed",
     "Sharding",
     "Stream",
     "Tensor",
@@ -31,6 +32,7 @@ __all__ = [
     "finish_caching",
     "finish_serving",
     "format_bytes",
+    "format_rate",
     "forward_events",
     "has_secret",
     "list_files",
@@ -175,6 +177,9 @@ def forward_events() -> None:
 
 def format_bytes(bytes: int) -> str:
     """Format a size with one decimal and a binary unit."""
+
+def format_rate(bytes_per_second: float) -> str:
+    """Format a speed in GB/s, or in MB/s if it is low."""
 
 def cli_main(argv: Sequence[str]) -> int:
     """Run the command `tload` and return its exit status. `argv[0]` is the program's name."""
@@ -332,6 +337,17 @@ class EarlyStart:
         locations: Sequence[str | PathLike[str]], ordinals: Sequence[int], options: Options
     ) -> EarlyStart | None: ...
     def end(self) -> None: ...
+
+@final
+class RecentSpeed:
+    """Speed of a transfer over the last few seconds."""
+
+    def __new__(cls) -> RecentSpeed: ...
+    def observe(self, done: int, total: int) -> list[str]:
+        """Return the speed and the time left as text, now that `done` of `total` bytes are there.
+
+        Empty until they mean something.
+        """
 
 @final
 class Sharding:

@@ -265,6 +265,12 @@ class Report:
     """Seconds spent on reading the headers."""
     first_tensor_seconds: float | None
     """Seconds from the call until the first tensor was ready, or `None`."""
+    ready_seconds: float | None
+    """Seconds from the call until the latest tensor was ready: in a complete load the last one,
+    whenever the caller took it."""
+    verdict: str | None
+    """Sentence that names what limited the load, for example `"the disk was the limit: …"`; `None`
+    if the counters do not tell."""
     engine: EngineReport
     """The engine that read."""
     direct_bytes: int
@@ -353,12 +359,15 @@ class Report:
     """Seconds that importing the framework took (torch, numpy), or has taken so far; 0 if it was
     imported before. The load reads meanwhile, unless it is to a GPU, so this overlaps `seconds`,
     and may exceed it."""
+    import_wait_seconds: float = 0.0
+    """Part of `seconds` in which the load waited for the import: nothing could be handed over."""
     text: str = field(default="", repr=False, compare=False)
 
     @property
     def bytes_per_second(self) -> float:
-        """Throughput: bytes of tensors received per second."""
-        return self.tensor_bytes / self.seconds if self.seconds > 0 else 0.0
+        """Throughput: bytes of tensors received per second, without `import_wait_seconds`."""
+        seconds = self.seconds - self.import_wait_seconds
+        return self.tensor_bytes / seconds if seconds > 0 else 0.0
 
     @property
     def summary(self) -> str:

@@ -284,11 +284,19 @@ impl CopyJob {
 
     fn validate(&self) -> Result<()> {
         self.options.validate()?;
-        if self.target.to_string_lossy().contains("://") {
+        if let Some((scheme, _)) = self.target.to_string_lossy().split_once("://") {
             // The URL is not shown, because it may contain credentials.
-            return Err(Error::unsupported(
-                "the target is a URL; checkpoints are copied into local directories only",
-            ));
+            let message = "the target is a URL; checkpoints are copied into local directories only";
+            let upload = match scheme {
+                "s3" | "s3a" => "aws s3 cp --recursive, or s5cmd cp",
+                "gs" => "gcloud storage cp --recursive",
+                "az" | "abfs" | "abfss" | "azure" | "adl" => "azcopy copy --recursive",
+                "hf" => "hf upload",
+                "oci" => "oras push",
+                _ => "the store's own tool",
+            };
+            let hint = format!("copy into a directory, and upload that with {upload}");
+            return Err(Error::unsupported(message).with_hint(hint));
         }
         Ok(())
     }

@@ -6,11 +6,11 @@ pub use crate::format::HeaderError;
 pub use crate::load::early::EarlyStart;
 pub use crate::load::metrics::metrics_text;
 pub use crate::options::{
-    OptionKey, OptionKind, OptionValue, StoreKey, TRIAL_VARIABLE, Trial, format_bytes, parse_bytes,
-    parse_duration, unknown_variables,
+    OptionKey, OptionKind, OptionValue, StoreKey, TRIAL_VARIABLE, Trial, format_bytes, format_rate,
+    parse_bytes, parse_duration, unknown_variables,
 };
 pub use crate::probe::ceiling::Ceiling;
-pub use crate::report::Counters;
+pub use crate::report::{Counters, RecentSpeed, format_left};
 pub use crate::sync::descriptors::reserve_descriptors;
 pub use crate::sync::per_process::process_id;
 

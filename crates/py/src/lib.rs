@@ -26,6 +26,7 @@ mod options;
 mod raised;
 mod readiness;
 mod sharding;
+mod speed;
 mod store;
 mod stream;
 mod tensor;
@@ -61,6 +62,8 @@ mod _tload {
     };
     #[pymodule_export]
     use crate::sharding::Sharding;
+    #[pymodule_export]
+    use crate::speed::{RecentSpeed, rate_as_text};
     #[pymodule_export]
     use crate::store::{check_store, parse_store_option, store_secrets};
     #[pymodule_export]

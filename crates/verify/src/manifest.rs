@@ -154,7 +154,7 @@ impl Manifest {
                 "is a manifest of version {version}, and this release reads version {VERSION}"
             ))
             .with_hint(
-                "use a newer tload, or write a new manifest: tload verify --write --force",
+                "use a newer tload, or write a new manifest: tload verify LOCATION --write --force",
             ));
         }
         let whole = whole.map_err(failed)?;
@@ -283,7 +283,9 @@ fn invalid(message: impl fmt::Display) -> Error {
         ErrorKind::InvalidFormat,
         format!("is not a tload manifest: {message}"),
     )
-    .with_hint("download the manifest again, or write a new one: tload verify --write --force")
+    .with_hint(
+        "download the manifest again, or write a new one: tload verify LOCATION --write --force",
+    )
 }
 
 /// Fields of every version.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from tload import _tload
 from tload._errors import InvalidRequestError, LoadTimeoutError
 from tload._report import log, spans
-from tload._report.decode import read_report
+from tload._report.decode import import_wait, read_report
 from tload._report.progress import INTERVAL, Progress, Watcher
 from tload._sources.entries import TensorInfo
 
@@ -57,6 +57,7 @@ class TensorStream(Generic[T]):
         self._convert = convert
         self._watcher = watcher
         self._importing = importing
+        self._import_wait = 0.0
         self._watched = time.monotonic()
         self._ended = False
         self._waiter: Waiter | None = None
@@ -79,7 +80,7 @@ class TensorStream(Generic[T]):
     @property
     def report(self) -> Report:
         """Report of the load so far; final once the stream has ended."""
-        return read_report(*self._raw.report(), self._importing)
+        return read_report(*self._raw.report(), self._importing, self._import_wait)
 
     def cancel(self) -> None:
         """Stop reading. May be called from any thread.
@@ -151,7 +152,7 @@ class TensorStream(Generic[T]):
         try:
             if self._convert is None and self._importing is not None:
                 await self._waiter.ready(self._importing)
-                self._convert = self._importing.result()
+                self._await_converter()
             tensor = await self._waiter.receive()
         except StopAsyncIteration:
             self._end()
@@ -211,6 +212,7 @@ class TensorStream(Generic[T]):
             self._look(self._watcher)
         convert: Callable[[_tload.Tensor], T] = importing.result()
         self._convert = convert
+        self._import_wait = import_wait(self._raw.report()[0], self.progress) - importing.seconds_since
         return convert
 
     def _collect(self) -> dict[str, T]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,8 +25,9 @@ INTERVAL = 0.1
 class Progress:
     """Progress of a load, a copy or a verification. `str()` is one line for people.
 
-    Copies and verifications have no tensors: their counts are 0, and `bytes_received` is equal to
-    `bytes_read`.
+    Large tensors of all files fill side by side, so that the first ones are complete late: a bar
+    shows `bytes_done`. Copies and verifications have no tensors: their counts are 0, and
+    `bytes_received` is equal to `bytes_read`.
     """
 
     tensors_total: int
@@ -39,18 +39,23 @@ class Progress:
     bytes_received: int
     """Bytes of the tensors that the caller has received."""
     bytes_read: int
-    """Bytes read so far. Runs ahead of `bytes_received`, and ends a little above it: edges are read
-    twice."""
+    """Bytes that have arrived so far, from storage or from other ranks. Runs ahead of
+    `bytes_received`, and ends a little above it: edges are read twice."""
+
+    @property
+    def bytes_done(self) -> int:
+        """Bytes of the tensors that have arrived, also of tensors that are not complete."""
+        return max(self.bytes_received, min(self.bytes_read, self.bytes_total))
 
     @property
     def fraction(self) -> float:
-        """Received share of the bytes, from 0.0 to 1.0."""
-        return self.bytes_received / self.bytes_total if self.bytes_total else 1.0
+        """Share of the bytes that has arrived, from 0.0 to 1.0."""
+        return self.bytes_done / self.bytes_total if self.bytes_total else 1.0
 
     def __str__(self) -> str:
-        received = _tload.format_bytes(self.bytes_received)
+        done = _tload.format_bytes(self.bytes_done)
         total = _tload.format_bytes(self.bytes_total)
-        line = f"{self.fraction:4.0%} {received} of {total}"
+        line = f"{self.fraction:4.0%} {done} of {total}"
         return f"{line}, {self.tensors_received} of {self.tensors_total} tensors" if self.tensors_total else line
 
 
@@ -88,14 +93,20 @@ class BarWatcher:
 
     def __init__(self, tqdm: Any, bytes_total: int) -> None:
         """Draw an empty bar."""
-        self._bar = tqdm(total=bytes_total, desc="tload", unit="iB", unit_scale=True, unit_divisor=1024, leave=True)
+        self._speed = _tload.RecentSpeed()
+        self._bar = tqdm(total=bytes_total, desc="tload", bar_format="{l_bar}{bar}|", leave=True)
 
     def update(self, progress: Progress) -> None:
         # Copies learn their total while they run.
         self._bar.total = progress.bytes_total
+        # Its own speed is that since the beginning, and in other units than reports.
+        done, total = _tload.format_bytes(progress.bytes_done), _tload.format_bytes(progress.bytes_total)
+        numbers = [f"{done}/{total}"]
         if progress.tensors_total:
-            self._bar.set_postfix_str(f"{progress.tensors_received}/{progress.tensors_total} tensors", refresh=False)
-        self._bar.update(progress.bytes_received - self._bar.n)
+            numbers.append(f"{progress.tensors_received}/{progress.tensors_total} tensors")
+        numbers += self._speed.observe(progress.bytes_done, progress.bytes_total)
+        self._bar.bar_format = "{l_bar}{bar}| " + " ".join(numbers)
+        self._bar.update(progress.bytes_done - self._bar.n)
 
     def close(self) -> None:
         self._bar.close()
@@ -106,12 +117,12 @@ class LineWatcher:
 
     def __init__(self) -> None:
         """Start the clock."""
-        self._started = time.monotonic()
+        self._speed = _tload.RecentSpeed()
         self._width = 0
 
     def update(self, progress: Progress) -> None:
         # A line that reached the last column would wrap.
-        line = f"tload: {progress}, {_speed(progress, self._started)}"[: _columns() - 1]
+        line = f"tload: {_described(progress, self._speed)}"[: _columns() - 1]
         print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
         self._width = len(line)
 
@@ -128,12 +139,12 @@ class NotebookWatcher:
 
     def __init__(self, display: Callable[..., Any]) -> None:
         """Start the clock. The first update draws the bar."""
-        self._started = time.monotonic()
+        self._speed = _tload.RecentSpeed()
         self._display = display
         self._handle: Any = None
 
     def update(self, progress: Progress) -> None:
-        bar = _Bar(progress, _speed(progress, self._started))
+        bar = _Bar(progress.fraction, _described(progress, self._speed))
         if self._handle is None:
             self._handle = self._display(bar, display_id=True)
         else:
@@ -147,20 +158,20 @@ class NotebookWatcher:
 class _Bar:
     """Progress bar in a notebook."""
 
-    progress: Progress
-    speed: str
+    fraction: float
+    text: str
 
     def __repr__(self) -> str:
-        return f"tload: {self.progress}, {self.speed}"
+        return f"tload: {self.text}"
 
     def _repr_html_(self) -> str:
-        bar = f'<progress value="{self.progress.fraction:.3f}" style="width: 20em"></progress>'
-        return f"<div>tload {bar} {self.progress}, {self.speed}</div>"
+        bar = f'<progress value="{self.fraction:.3f}" style="width: 20em"></progress>'
+        return f"<div>tload {bar} {self.text}</div>"
 
 
-def _speed(progress: Progress, started: float) -> str:
-    seconds = time.monotonic() - started
-    return f"{_tload.format_bytes(int(progress.bytes_received / seconds) if seconds > 0 else 0)}/s"
+def _described(progress: Progress, speed: _tload.RecentSpeed) -> str:
+    """Return progress, speed and the time left, as far as they mean something."""
+    return ", ".join([str(progress), *speed.observe(progress.bytes_done, progress.bytes_total)])
 
 
 def _columns() -> int:

@@ -91,6 +91,11 @@ class BackgroundImport:
         return (time.monotonic() if self._ended is None else self._ended) - self._began
 
     @property
+    def seconds_since(self) -> float:
+        """Seconds since the import ended; 0 while it runs."""
+        return 0.0 if self._ended is None else time.monotonic() - self._ended
+
+    @property
     def is_done(self) -> bool:
         """`True` once `result` does not wait."""
         return self._future.done()

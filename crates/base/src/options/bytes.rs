@@ -48,13 +48,10 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         return Err(invalid());
     }
     let whole: u64 = whole.parse().map_err(|_| invalid())?;
-    let mut bytes = u128::from(whole) * u128::from(*scale);
-    if !fraction.is_empty() {
-        let digits: u64 = fraction.parse().map_err(|_| invalid())?;
-        let places = u32::try_from(fraction.len()).map_err(|_| invalid())?;
-        bytes += u128::from(digits) * u128::from(*scale) / u128::from(10u64.pow(places));
-    }
-    u64::try_from(bytes).map_err(|_| invalid())
+    let digits: u64 = format!("0{fraction}").parse().map_err(|_| invalid())?;
+    let places = u32::try_from(fraction.len()).map_err(|_| invalid())?;
+    let rest = u128::from(digits) * u128::from(*scale) / u128::from(10u64.pow(places));
+    u64::try_from(u128::from(whole) * u128::from(*scale) + rest).map_err(|_| invalid())
 }
 
 /// Returns `number` · 10^`exponent` if it is a whole number.
@@ -69,20 +66,27 @@ fn shifted(number: &str, exponent: u32) -> Option<u64> {
     digits.checked_mul(10u64.checked_pow(zeros)?)
 }
 
-/// Formats a size with one decimal and a binary unit: `"4.0 GiB"`; below 1 KiB in bytes: `"512 B"`.
+/// Formats a size with a binary unit, rounded to the nearest decimal: `"4.0 GiB"`; below 1 KiB in
+/// bytes: `"512 B"`.
 pub fn format_bytes(bytes: u64) -> String {
     const NAMES: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
     }
     // Count tenths in integers, which is exact and needs no cast between floats and integers.
-    let mut tenths = u128::from(bytes) * 10 / 1024;
-    let mut unit = 0;
-    while tenths >= 10_240 && unit + 1 < NAMES.len() {
-        tenths /= 1024;
-        unit += 1;
+    let tenths = |unit: usize| (u128::from(bytes) * 10 + (512 << (10 * unit))) >> (10 * unit + 10);
+    // What rounds to 1024.0 is 1.0 of the next unit.
+    let unit = (0..5).find(|&unit| tenths(unit) < 10_240).unwrap_or(5);
+    let (whole, tenth) = (tenths(unit) / 10, tenths(unit) % 10);
+    format!("{whole}.{tenth} {}", NAMES[unit])
+}
+
+/// Formats a speed: `"2.31 GB/s"` (10⁹ bytes per second), and below 0.1 GB/s `"38.2 MB/s"` (10⁶).
+pub fn format_rate(bytes_per_second: f64) -> String {
+    match bytes_per_second / 1e6 {
+        slow if slow < 99.95 => format!("{slow:.1} MB/s"),
+        fast => format!("{:.2} GB/s", fast / 1e3),
     }
-    format!("{}.{} {}", tenths / 10, tenths % 10, NAMES[unit])
 }
 
 #[cfg(test)]
@@ -140,10 +144,29 @@ mod tests {
             (1023, "1023 B"),
             (1024, "1.0 KiB"),
             (4 << 30, "4.0 GiB"),
-            ((3 << 20) - 1, "2.9 MiB"),
-            (u64::MAX, "15.9 EiB"),
+            ((3 << 20) - 1, "3.0 MiB"),
+            (3_220_849_000, "3.0 GiB"),
+            ((5 << 20) / 2 + (1 << 20) / 20 - 1, "2.5 MiB"),
+            ((5 << 20) / 2 + (1 << 20) / 20 + 1, "2.6 MiB"),
+            ((1 << 20) - 52, "1023.9 KiB"),
+            ((1 << 20) - 51, "1.0 MiB"),
+            (u64::MAX, "16.0 EiB"),
         ] {
             assert_eq!(format_bytes(bytes), text);
+        }
+    }
+
+    #[test]
+    fn format_rate_has_one_unit_for_fast_and_one_for_slow() {
+        for (rate, text) in [
+            (0.0, "0.0 MB/s"),
+            (12_345.0, "0.0 MB/s"),
+            (3.8e6, "3.8 MB/s"),
+            (99.949e6, "99.9 MB/s"),
+            (99.96e6, "0.10 GB/s"),
+            (2.314e9, "2.31 GB/s"),
+        ] {
+            assert_eq!(format_rate(rate), text, "{rate}");
         }
     }
 }

@@ -15,7 +15,7 @@ mod duration;
 mod store_keys;
 mod with_setters;
 
-pub use bytes::{format_bytes, parse_bytes};
+pub use bytes::{format_bytes, format_rate, parse_bytes};
 pub use cache_mode::CacheMode;
 pub use duration::parse_duration;
 pub use hub_id::HubId;

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
 use super::Args;
@@ -48,7 +48,17 @@ pub(crate) fn completions(
 
 /// Writes the manual pages of `program` into `directory`.
 pub(crate) fn manual(program: &OsStr, directory: &Path) -> io::Result<()> {
-    clap_mangen::generate_to(Args::command().name(name_of(program)), directory)
+    let mut command = Args::command().name(name_of(program));
+    command.build();
+    clap_mangen::generate_to(with_usage(command), directory)
+}
+
+/// Gives each command the synopsis of its help. The one that is made for pages lists every flag, and
+/// leaves out their values.
+fn with_usage(mut command: Command) -> Command {
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ").to_owned();
+    command.override_usage(usage).mut_subcommands(with_usage)
 }
 
 fn name_of(program: &OsStr) -> String {
@@ -67,7 +77,7 @@ pub(crate) fn program(arguments: &[OsString]) -> &OsStr {
 mod tests {
     use std::fs;
 
-    use clap::{Command, ValueEnum};
+    use clap::ValueEnum;
 
     use super::*;
 
@@ -106,6 +116,48 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn completions_offer_the_values_of_options() {
+        let args = CompletionsArgs { shell: Shell::Bash };
+        let mut text = Vec::new();
+        completions(&args, OsStr::new("tload"), &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let load = &text[text.find("        tload__load)").expect("load")..];
+        let values = |flag: &str| {
+            let case = &load[load
+                .find(&format!("                {flag})"))
+                .expect("a case")..];
+            case.lines().nth(1).expect("an action").trim().to_owned()
+        };
+        for (flag, wanted) in [
+            ("--engine", "auto uring pread tokio-uring"),
+            ("--cache", "auto direct buffered drop map"),
+            ("--order", "ready file"),
+            ("--hedge", "true false"),
+        ] {
+            assert!(values(flag).contains(wanted), "{flag}: {}", values(flag));
+        }
+        assert!(values("--share").contains("node"), "{}", values("--share"));
+        assert!(values("--depth").contains("compgen -f"));
+    }
+
+    #[test]
+    fn synopsis_of_a_manual_page_is_that_of_the_help() {
+        let folder = tempfile::tempdir().unwrap();
+        manual(folder.path()).unwrap();
+        let page = fs::read_to_string(folder.path().join("tload-load.1")).unwrap();
+        let synopsis = page
+            .lines()
+            .skip_while(|line| *line != ".SH SYNOPSIS")
+            .nth(1);
+        let synopsis = synopsis.expect("has one");
+        assert!(
+            synopsis.contains("tload load") && synopsis.contains("[OPTIONS]"),
+            "{synopsis}"
+        );
+        assert!(!synopsis.contains("engine"), "{synopsis}");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Arguments that select tensors, and those that set options of a load. The latter are made from
 //! the core's table: each has a `TLOAD_*` variable.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
 use tload::internal::{OptionKey, OptionKind, nearest_name};
@@ -127,7 +129,8 @@ fn arg(key: &'static OptionKey) -> Arg {
         .long(id(key))
         .value_name(value_name(key))
         .help(format!("{} [default: {}]", key.summary, key.default))
-        .value_parser(move |text: &str| parse(key, text));
+        .value_parser(ValueOf(key))
+        .hide_possible_values(true);
     let arg = match key.variable() {
         Some(variable) => arg.env(variable).hide_env_values(true),
         None => arg,
@@ -138,6 +141,36 @@ fn arg(key: &'static OptionKey) -> Arg {
             .default_missing_value("auto")
     } else {
         arg
+    }
+}
+
+/// Parser of an option's text. Completions offer the values that it knows; help has them already.
+#[derive(Clone)]
+struct ValueOf(&'static OptionKey);
+
+impl TypedValueParser for ValueOf {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        let key = self.0;
+        (move |text: &str| parse(key, text)).parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let names = match self.0.kind {
+            OptionKind::Choice(names) => names,
+            OptionKind::Flag => &["true", "false"],
+            OptionKind::Count(..)
+            | OptionKind::Bytes(..)
+            | OptionKind::Duration
+            | OptionKind::Verify => return None,
+        };
+        Some(Box::new(names.iter().map(PossibleValue::new)))
     }
 }
 

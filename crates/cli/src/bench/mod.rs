@@ -4,8 +4,8 @@
 //! round, `schedule` lets a [`Runner`] run the [`Contender`]s of each cell. The samples go into
 //! `results`, which `stats` summarises. `disk_runner` is the runner for real measurements and uses
 //! `page_cache`, `usage` and `fio`; tests use a mock. `place` and `target` open or create the
-//! checkpoint, `gpu` holds the GPU that tensors go to, `warnings` lists caveats for the reader, and
-//! `sweep` compares the defaults with the best.
+//! checkpoint, `gpu` holds the GPU that tensors go to, `warnings` lists caveats for the reader,
+//! `sweep` compares the defaults with the best, and `verdict` closes with sentences.
 
 pub(crate) mod disk_runner;
 mod fio;
@@ -19,6 +19,7 @@ pub(crate) mod sweep;
 pub(crate) mod table;
 pub(crate) mod target;
 pub(crate) mod usage;
+pub(crate) mod verdict;
 pub(crate) mod warnings;
 pub(crate) mod waterfall;
 

@@ -58,7 +58,7 @@ pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
     defaults().filter_map(verdict).collect()
 }
 
-fn is_default(cell: &CellResults) -> bool {
+pub(super) fn is_default(cell: &CellResults) -> bool {
     let configuration = &cell.cell.configuration;
     configuration.options.depth.is_none()
         && configuration.options.extent_bytes.is_none()

@@ -20,7 +20,7 @@ const SLOW_START: f64 = 1.25;
 const SHORTEST_SECONDS: f64 = 0.05;
 /// Ratio to the ceiling above which a load was not measured well: the ceiling reads the same bytes
 /// and does less work.
-const ABOVE_CEILING: f64 = 1.05;
+pub(super) const ABOVE_CEILING: f64 = 1.05;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Warning {

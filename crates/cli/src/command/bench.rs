@@ -15,7 +15,7 @@ use crate::bench::disk_runner::DiskRunner;
 use crate::bench::results::{Results, RunRecord};
 use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
-use crate::bench::{Fio, Gpu, Plan, schedule, sweep, table};
+use crate::bench::{Fio, Gpu, Plan, schedule, table, verdict};
 use crate::export::{self, Exports};
 use crate::host::System;
 use crate::host::record::HostRecord;
@@ -239,8 +239,8 @@ fn texts(known: &[Warning], results: &Results) -> Vec<String> {
 fn show_table(out: &mut dyn Write, results: &Results) -> io::Result<()> {
     let text = render(&table::HEADER, table::rows(results));
     write!(out, "{}", style::header(&text))?;
-    for verdict in sweep::verdicts(results) {
-        writeln!(out, "{verdict}")?;
+    for sentence in verdict::sentences(results) {
+        writeln!(out, "{sentence}")?;
     }
     out.flush()?;
     for warning in &results.warnings {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tload::Result;
 use tload::copy::{CopyAction, CopyControl, CopyJob, CopyPlan, CopyReport};
-use tload::internal::{format_bytes, printable};
+use tload::internal::{format_bytes, format_rate, printable};
 
 use crate::args::CopyArgs;
 use crate::deadline::Watch;
@@ -14,7 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
 use crate::output::progress::Progress;
-use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
+use crate::output::quantity::{format_count, format_seconds, rate};
 use crate::output::table::{Align, render};
 use crate::output::verbosity;
 
@@ -127,15 +127,19 @@ fn write_plan(out: &mut dyn Write, report: &CopyReport, plan: &CopyPlan) -> io::
 }
 
 fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {
-    write!(
-        out,
-        "{}: {} copied, {} in {} ({})",
-        printable(&report.target),
-        format_count(report.copied_files, "file"),
-        format_bytes(report.copied_bytes),
-        format_seconds(report.seconds),
-        format_rate(rate(report.copied_bytes, report.seconds)),
-    )?;
+    write!(out, "{}: ", printable(&report.target))?;
+    if report.copied_files == 0 && report.skipped_files > 0 {
+        write!(out, "nothing to copy")?;
+    } else {
+        write!(
+            out,
+            "{} copied, {} in {} ({})",
+            format_count(report.copied_files, "file"),
+            format_bytes(report.copied_bytes),
+            format_seconds(report.seconds),
+            format_rate(rate(report.copied_bytes, report.seconds)),
+        )?;
+    }
     if report.resumed_bytes > 0 {
         write!(out, "; {} resumed", format_bytes(report.resumed_bytes))?;
     }

@@ -14,8 +14,8 @@ use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions};
 use crate::args::DoctorArgs;
 use crate::deadline::{ERROR_GRACE, Watch};
 use crate::doctor::{
-    Finding, Level, Settings, Storage, Urgency, examine, examine_storage, examine_variables, first,
-    no_answer,
+    Change, Finding, Level, Settings, Storage, Urgency, examine, examine_storage,
+    examine_variables, first, no_answer,
 };
 use crate::host::System;
 use crate::host::limits::Limits;
@@ -227,7 +227,13 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
         format_count(count(Level::Note), "note"),
         count(Level::Ok)
     )?;
+    let is_minor = |finding: &Finding, change: &Change| {
+        finding.level < Level::Warn && change.urgency == Urgency::Little
+    };
     match first(findings) {
+        Some((finding, change)) if is_minor(finding, change) => {
+            writeln!(out, "Nothing needs fixing.")
+        }
         // The advice above says what to do.
         Some((finding, _)) if finding.level == Level::Fail => {
             writeln!(out, "Fix first: {}", finding.title)
@@ -236,6 +242,7 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
             let command = printable(&change.command);
             writeln!(out, "Fix first: {}: {command}", finding.title)
         }
+        None if count(Level::Warn) == 0 => writeln!(out, "Nothing needs fixing."),
         None => Ok(()),
     }
 }

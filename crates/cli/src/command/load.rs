@@ -124,18 +124,13 @@ pub(super) fn receive(
     to: &mut dyn FnMut(Tensor),
 ) -> Result<()> {
     let progress = Progress::for_bytes(stream.progress().bytes_total, message);
-    let mut received_bytes = 0;
     loop {
         match stream.wait(REDRAW) {
             Poll::Pending => {}
             Poll::Ready(None) => return Ok(()),
-            Poll::Ready(Some(tensor)) => {
-                let tensor = tensor?;
-                received_bytes += tensor.byte_len();
-                to(tensor);
-            }
+            Poll::Ready(Some(tensor)) => to(tensor?),
         }
-        progress.set(received_bytes);
+        progress.show(stream);
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use tload::Result;
-use tload::internal::format_bytes;
+use tload::internal::{format_bytes, format_rate};
 use tload_synth::{Model, Synth, check_room};
 
 use super::local_path::require_local;
@@ -13,7 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::progress::Progress;
-use crate::output::quantity::{format_count, format_duration, format_rate, rate};
+use crate::output::quantity::{format_count, format_duration, rate};
 use crate::output::verbosity;
 use crate::synth_host::SynthHost;
 

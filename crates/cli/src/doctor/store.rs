@@ -1,8 +1,8 @@
 //! The object store of a checkpoint and the network to it. Judges what the core measured.
 
 use tload::Error;
-use tload::internal::format_bytes;
 use tload::internal::probe::{ConnectionRate, StoreProbe};
+use tload::internal::{format_bytes, format_rate};
 
 use super::mount::{one_line, told};
 use super::{Finding, Level, Urgency};
@@ -214,12 +214,7 @@ fn throughput(rates: &[ConnectionRate], error: Option<&str>) -> Finding {
 }
 
 fn shown(of: &ConnectionRate) -> String {
-    let megabytes = rate(of.bytes, of.seconds) / 1e6;
-    let speed = if megabytes < 1000.0 {
-        format!("{megabytes:.1} MB/s")
-    } else {
-        format!("{:.2} GB/s", megabytes / 1e3)
-    };
+    let speed = format_rate(rate(of.bytes, of.seconds));
     let connections = format_count(of.connections as u64, "connection");
     format!("{speed} with {connections}")
 }

@@ -6,8 +6,8 @@ use tload::internal::printable;
 
 use super::Format;
 use crate::bench::results::Results;
-use crate::bench::sweep;
 use crate::bench::table::{HEADER, describe_checkpoint, describe_host, rows};
+use crate::bench::verdict;
 use crate::output::quantity::format_count;
 use crate::output::table::Align;
 
@@ -35,8 +35,8 @@ impl Format for Markdown {
         for row in rows(results) {
             text.push_str(&line(&row));
         }
-        for verdict in sweep::verdicts(results) {
-            let _ = write!(text, "\n{verdict}\n");
+        for sentence in verdict::sentences(results) {
+            let _ = write!(text, "\n{sentence}\n");
         }
         if !results.warnings.is_empty() {
             text.push_str("\n* ");

@@ -3,11 +3,12 @@
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use tload::internal::format_bytes;
+use tload::TensorStream;
+use tload::internal::{RecentSpeed, format_bytes, format_left};
 
 use super::quantity::float;
 use super::verbosity;
@@ -18,8 +19,8 @@ const WIDTH: usize = 80;
 const NUMBERS: usize = 44;
 const BAR_LONGEST: usize = 32;
 const BAR_SHORTEST: usize = 6;
-/// Time that must have passed for a speed and the time left to mean something.
-const SETTLED: Duration = Duration::from_secs(1);
+/// Least time between two looks at a load.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Quantity that a bar counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +33,17 @@ enum Unit {
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// False until the first position is known.
-    has_begun: AtomicBool,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What a bar shows beside its position.
+#[derive(Debug)]
+struct Seen {
+    started: Instant,
+    looked: Option<Instant>,
+    speed: RecentSpeed,
+    /// Received and total tensors of a load, behind a space.
+    tensors: String,
 }
 
 impl Progress {
@@ -48,15 +58,28 @@ impl Progress {
     }
 
     fn new(total: u64, message: &'static str, unit: Unit) -> Self {
+        let seen = Arc::new(Mutex::new(Seen {
+            started: Instant::now(),
+            looked: None,
+            speed: RecentSpeed::default(),
+            tensors: String::new(),
+        }));
+        let shown = Arc::clone(&seen);
         let draw = move |state: &ProgressState, out: &mut dyn fmt::Write| {
+            let (position, total) = (state.pos(), state.len().unwrap_or(0));
+            let seen = lock(&shown);
+            let left = match unit {
+                Unit::Bytes => seen.speed.left(total),
+                Unit::Steps => left_of_steps(seen.started.elapsed(), position, total),
+            };
             let now = Now {
                 message,
                 unit,
-                position: state.pos(),
-                total: state.len().unwrap_or(0),
-                per_second: state.per_sec(),
-                left: state.eta(),
-                elapsed: state.elapsed(),
+                position,
+                total,
+                tensors: seen.tensors.clone(),
+                speed: behind_space(seen.speed.text().filter(|_| unit == Unit::Bytes)),
+                left: behind_space(left.map(format_left)),
             };
             // A terminal cannot be told; the line is then missing.
             let _ = out.write_str(&now.line(width()));
@@ -71,7 +94,7 @@ impl Progress {
         };
         Self {
             bar: bar.with_style(style),
-            has_begun: AtomicBool::new(false),
+            seen,
         }
     }
 
@@ -80,18 +103,34 @@ impl Progress {
         self.bar.set_length(total);
     }
 
-    /// Sets the position. The first one above zero was not reached at this speed: an earlier copy
-    /// may have read most of it.
+    /// Sets the position.
     pub(crate) fn set(&self, position: u64) {
+        self.observe(position);
         self.bar.set_position(position);
-        if position > 0 && !self.has_begun.swap(true, Ordering::Relaxed) {
-            self.bar.reset_elapsed();
-        }
     }
 
     /// Adds `count` to the position.
     pub(crate) fn advance(&self, count: u64) {
         self.bar.inc(count);
+        self.observe(self.bar.position());
+    }
+
+    /// Shows a load, however often this is called.
+    pub(crate) fn show(&self, stream: &TensorStream) {
+        let mut seen = lock(&self.seen);
+        if seen.looked.is_none_or(|at| at.elapsed() >= LOOK) {
+            let now = stream.progress();
+            seen.looked = Some(Instant::now());
+            seen.tensors = format!(" {}/{} tensors", now.tensors_received, now.tensors_total);
+            drop(seen);
+            self.set(now.bytes_done());
+        }
+    }
+
+    fn observe(&self, position: u64) {
+        let mut seen = lock(&self.seen);
+        let now = seen.started.elapsed();
+        seen.speed.observe(now, position);
     }
 }
 
@@ -99,6 +138,21 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn behind_space(text: Option<String>) -> String {
+    text.map_or_else(String::new, |text| format!(" {text}"))
+}
+
+/// Returns the time that steps take which are as long as those before.
+fn left_of_steps(elapsed: Duration, position: u64, total: u64) -> Option<Duration> {
+    let missing = total.checked_sub(position).filter(|_| position > 0)?;
+    let ratio = float(missing) / float(position);
+    (missing > 0).then(|| elapsed.mul_f64(ratio))
 }
 
 /// Returns the columns of the terminal that shows the bar.
@@ -116,22 +170,26 @@ struct Now {
     unit: Unit,
     position: u64,
     total: u64,
-    per_second: f64,
-    left: Duration,
-    elapsed: Duration,
+    tensors: String,
+    speed: String,
+    left: String,
 }
 
 impl Now {
-    /// Returns one line of fewer than `width` columns. The bar, the time left, the speed and the
-    /// total are left out, in this order, where there is no room.
+    /// Returns one line of fewer than `width` columns. The tensors, the bar, the time left, the
+    /// speed and the total are left out, in this order, where there is no room.
     fn line(&self, width: usize) -> String {
         let most = width.saturating_sub(1);
-        let (done, speed, left) = (self.done(), self.speed(), self.left());
+        let done = self.done();
+        let (speed, left) = (&self.speed, &self.left);
         let numbers = format!("{done}{speed}{left}");
-        let taken = self.message.len() + " [] ".len() + NUMBERS.max(numbers.len());
-        let bar = most.saturating_sub(taken).min(BAR_LONGEST);
-        if bar >= BAR_SHORTEST {
-            return format!("{} [{}] {numbers}", self.message, self.bar(bar));
+        for tensors in [self.tensors.as_str(), ""] {
+            let taken = self.message.len() + " [] ".len() + NUMBERS.max(numbers.len());
+            let bar = most.saturating_sub(taken + tensors.len()).min(BAR_LONGEST);
+            if bar >= BAR_SHORTEST {
+                let bar = self.bar(bar);
+                return format!("{} [{bar}] {done}{tensors}{speed}{left}", self.message);
+            }
         }
         let share = format!("{} {:3.0}%", self.message, self.fraction() * 100.0);
         [
@@ -172,34 +230,6 @@ impl Now {
             Unit::Steps => format!("{}/{}", self.position, self.total),
         }
     }
-
-    fn speed(&self) -> String {
-        if self.unit == Unit::Steps || self.elapsed < SETTLED || !self.per_second.is_finite() {
-            return String::new();
-        }
-        format!(" {}/s", format_bytes(whole(self.per_second)))
-    }
-
-    fn left(&self) -> String {
-        let is_known = self.elapsed >= SETTLED && self.position > 0 && self.per_second > 0.0;
-        if !is_known || self.position >= self.total {
-            return String::new();
-        }
-        let seconds = self.left.as_secs();
-        match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
-            (0, 0, 0) => String::new(),
-            (0, 0, seconds) => format!(" eta {seconds}s"),
-            (0, minutes, seconds) => format!(" eta {minutes}m{seconds:02}s"),
-            (hours @ 1..=99, minutes, _) => format!(" eta {hours}h{minutes:02}m"),
-            // Nearly stalled: no number is right for long.
-            _ => String::new(),
-        }
-    }
-}
-
-/// Rounds a speed down to whole bytes.
-fn whole(per_second: f64) -> u64 {
-    Duration::try_from_secs_f64(per_second).map_or(0, |it| it.as_secs())
 }
 
 #[cfg(test)]
@@ -208,50 +238,57 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn now(position: u64, elapsed: u64) -> Now {
+    fn now(position: u64) -> Now {
         Now {
             message: "loading",
             unit: Unit::Bytes,
             position,
             total: 4 * GIB,
-            per_second: 1.5 * 1_073_741_824.0,
-            left: Duration::from_secs(95),
-            elapsed: Duration::from_secs(elapsed),
+            tensors: String::new(),
+            speed: " 1.61 GB/s".to_owned(),
+            left: " eta 1m35s".to_owned(),
         }
     }
 
     #[test]
-    fn numbers_use_one_kind_of_unit() {
+    fn tensors_are_a_count_beside_the_bytes() {
+        let copy = now(GIB);
+        let bar = "loading [======>                 ] 1.0 GiB/4.0 GiB 1.61 GB/s eta 1m35s";
+        assert_eq!(copy.line(80), bar);
+        let load = Now {
+            tensors: " 12/291 tensors".to_owned(),
+            ..copy
+        };
         assert_eq!(
-            now(GIB, 2).line(80),
-            "loading [======>                 ] 1.0 GiB/4.0 GiB 1.5 GiB/s eta 1m35s"
+            load.line(80),
+            "loading [==>      ] 1.0 GiB/4.0 GiB 12/291 tensors 1.61 GB/s eta 1m35s"
         );
+        // The bar is worth more than they are.
+        assert!(!load.line(70).contains("tensors") && load.line(70).contains("=>"));
     }
 
     #[test]
-    fn first_second_shows_neither_speed_nor_time_left() {
-        let line = now(GIB, 0).line(80);
-        assert_eq!(line, "loading [======>                 ] 1.0 GiB/4.0 GiB");
-        assert!(!now(0, 9).line(80).contains("eta"));
-        assert!(!now(4 * GIB, 9).line(80).contains("eta"));
-        let stalled = Now {
-            left: Duration::MAX,
-            ..now(GIB, 9)
+    fn beginning_shows_neither_speed_nor_time_left() {
+        let early = Now {
+            speed: String::new(),
+            left: String::new(),
+            ..now(GIB)
         };
-        assert!(!stalled.line(80).contains("eta"));
+        let line = "loading [======>                 ] 1.0 GiB/4.0 GiB";
+        assert_eq!(early.line(80), line);
     }
 
     #[test]
     fn narrow_terminals_get_less_on_one_line() {
         let lines: Vec<_> = [60, 48, 36, 29, 13, 5]
             .iter()
-            .map(|width| now(GIB, 2).line(*width))
+            .map(|width| now(GIB).line(*width))
             .collect();
         assert_eq!(
             lines,
             [
-                "loading  25% 1.0 GiB/4.0 GiB 1.5 GiB/s eta 1m35s",
-                "loading  25% 1.0 GiB/4.0 GiB 1.5 GiB/s",
+                "loading  25% 1.0 GiB/4.0 GiB 1.61 GB/s eta 1m35s",
+                "loading  25% 1.0 GiB/4.0 GiB 1.61 GB/s",
                 "loading  25% 1.0 GiB/4.0 GiB",
                 "loading  25% 1.0 GiB/4.0 GiB",
                 "loading  25%",
@@ -268,7 +305,8 @@ mod tests {
                     message,
                     position,
                     total,
-                    ..now(0, 9)
+                    tensors: format!(" {total}/{total} tensors"),
+                    ..now(0)
                 };
                 for width in 0..200 {
                     let line = now.line(width);
@@ -281,19 +319,22 @@ mod tests {
 
     #[test]
     fn bar_fills_from_left_to_right() {
-        assert_eq!(now(0, 1).bar(4), ">   ");
-        assert_eq!(now(GIB, 1).bar(4), "=>  ");
-        assert_eq!(now(4 * GIB, 1).bar(4), "====");
+        assert_eq!(now(0).bar(4), ">   ");
+        assert_eq!(now(GIB).bar(4), "=>  ");
+        assert_eq!(now(4 * GIB).bar(4), "====");
     }
 
     #[test]
-    fn steps_have_no_speed() {
+    fn steps_have_a_time_left_and_no_speed() {
+        let left = left_of_steps(Duration::from_secs(10), 3, 30);
+        assert_eq!(left, Some(Duration::from_secs(90)));
+        assert_eq!(left_of_steps(Duration::from_secs(10), 0, 30), None);
+        assert_eq!(left_of_steps(Duration::from_secs(10), 30, 30), None);
         let steps = Now {
-            message: "measuring",
             unit: Unit::Steps,
             total: 30,
-            ..now(3, 2)
+            ..now(3)
         };
-        assert!(steps.line(80).ends_with("] 3/30 eta 1m35s"));
+        assert_eq!(steps.done(), "3/30");
     }
 }

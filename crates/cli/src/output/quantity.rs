@@ -25,11 +25,6 @@ pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
     }
 }
 
-/// Formats a rate: `"2.31 GB/s"`.
-pub(crate) fn format_rate(bytes_per_second: f64) -> String {
-    format!("{:.2} GB/s", bytes_per_second / 1e9)
-}
-
 /// Formats seconds: `"12.30 s"`, `"45.6 ms"` or `"789 µs"`.
 pub(crate) fn format_seconds(seconds: f64) -> String {
     if seconds >= 1.0 {
@@ -72,11 +67,12 @@ pub(crate) fn format_count(count: u64, noun: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tload::internal::format_rate;
 
     #[test]
     fn quantities_carry_units() {
         assert_eq!(format_rate(rate(4_620_000_000, 2.0)), "2.31 GB/s");
-        assert_eq!(format_rate(rate(1, 0.0)), "0.00 GB/s");
+        assert_eq!(format_rate(rate(1, 0.0)), "0.0 MB/s");
         assert_eq!(format_seconds(12.345), "12.35 s");
         assert_eq!(format_seconds(0.012_34), "12.3 ms");
         assert_eq!(format_seconds(0.000_012_34), "12 µs");

@@ -34,6 +34,9 @@ const FAR_THREADS_MAX: usize = 64;
 /// measured.
 const COPIERS_PER_GPU: usize = 12;
 
+/// Reasons for an engine that tell that files are in memory: loads of them do not wait for a disk.
+pub(crate) const IN_MEMORY: [&str; 2] = ["the page cache holds the files", "are in memory"];
+
 /// Engines for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
@@ -92,14 +95,14 @@ pub fn choose(
                 let name = &files[0].source().file_system().name;
                 (
                     EngineKind::Pread,
-                    format!("files on {name} are in memory: threads copy them"),
+                    format!("files on {name} {}: threads copy them", IN_MEMORY[1]),
                 )
             } else if copiers.is_some() {
-                let reason = "the page cache holds the files: threads copy them";
-                (EngineKind::Pread, reason.to_owned())
+                let reason = format!("{}: threads copy them", IN_MEMORY[0]);
+                (EngineKind::Pread, reason)
             } else if are_copied(files) {
-                let reason = "a ring can be set up; the page cache holds the files";
-                (EngineKind::Uring, reason.to_owned())
+                let reason = format!("a ring can be set up; {}", IN_MEMORY[0]);
+                (EngineKind::Uring, reason)
             } else {
                 (EngineKind::Uring, "a ring can be set up".to_owned())
             }

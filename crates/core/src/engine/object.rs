@@ -151,7 +151,8 @@ impl ObjectEngine {
             let range = request.start..request.end;
             let hedging = Arc::clone(&self.hedging);
             let name = object.location().to_string();
-            let mut running = Running::new(request, name, news, stopped.clone());
+            let arrived = Arc::clone(&self.setup.arrived);
+            let mut running = Running::new(request, name, news, stopped.clone(), arrived);
             let remote = Arc::clone(object.remote());
             let checked = remote.check_process();
             if range.is_empty() || checked.is_err() {

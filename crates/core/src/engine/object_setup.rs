@@ -1,6 +1,7 @@
 //! Configuration of the engine for objects.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use crate::storage::ObjectSource;
 use crate::sync::cancel::CancelFlag;
@@ -29,6 +30,8 @@ pub struct ObjectSetup {
     pub hedge: bool,
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
+    /// Counts the bytes that requests receive, as they arrive.
+    pub arrived: Arc<AtomicU64>,
     /// Cancels the requests in flight when set.
     pub cancel: Arc<CancelFlag>,
 }

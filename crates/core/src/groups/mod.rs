@@ -18,6 +18,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 pub(crate) use self::leader::{LeaderGroup, Regions, Shares, is_shown};
 pub(crate) use self::limits::Limits;
@@ -175,6 +176,8 @@ pub(crate) struct LaneContext<'a> {
     pub(crate) scatters: bool,
     /// Memory that reads take place in, if it lives as long as the load.
     pub(crate) slab: Option<&'a Arc<Slab>>,
+    /// Counts the bytes that requests receive, as they arrive.
+    pub(crate) arrived: &'a Arc<AtomicU64>,
     pub(crate) cancel: &'a Arc<CancelFlag>,
 }
 

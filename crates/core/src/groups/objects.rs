@@ -117,6 +117,7 @@ impl ObjectGroup {
             retries: options.retries.map(Retries::up_to),
             hedge: options.hedge.unwrap_or(true),
             depth,
+            arrived: Arc::default(),
             cancel: Arc::clone(cancel),
         })
     }
@@ -159,6 +160,7 @@ impl SourceGroup for ObjectGroup {
             retries: options.retries.map(Retries::up_to),
             hedge: options.hedge.unwrap_or(true),
             depth: context.depth(),
+            arrived: Arc::clone(context.arrived),
             cancel: Arc::clone(context.cancel),
         };
         GroupLanes {

@@ -287,6 +287,7 @@ impl Prepared {
                 copiers: near_gpu.map(|near_gpu| near_gpu.copiers()),
                 scatters: self.scatters,
                 slab: slabs.for_group(group),
+                arrived: counters.arrived(),
                 cancel: feed.cancel(),
             };
             let GroupLanes { engine, count } = sources.lanes(&context, needed_bytes);

@@ -1,7 +1,7 @@
 //! Counters that lanes increment while they run, and their snapshot in a report.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::{Report, StageTimes, Transfer};
@@ -15,6 +15,8 @@ pub struct Counters {
     /// Time when the first extent had been read.
     pub(crate) first_read: OnceLock<Instant>,
     extents: AtomicU64,
+    /// Bytes that requests to stores have received, also those of extents that are not complete.
+    arrived: Arc<AtomicU64>,
     transfer: Mutex<Transfer>,
     stage_nanos: [AtomicU64; Stage::Verify as usize + 1],
 }
@@ -47,6 +49,20 @@ impl Counters {
     /// Returns the bytes that have arrived from storage so far.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.transfer.lock().read_bytes()
+    }
+
+    /// Returns the counter of the bytes that requests receive.
+    pub(crate) fn arrived(&self) -> &Arc<AtomicU64> {
+        &self.arrived
+    }
+
+    /// Returns the bytes that have arrived so far: from storage, also of requests that are not
+    /// complete, and from other ranks.
+    pub(crate) fn arrived_bytes(&self) -> u64 {
+        let transfer = self.transfer.lock();
+        let complete = transfer.remote_bytes + transfer.cached_bytes;
+        let arrived = self.arrived.load(Ordering::Relaxed).max(complete);
+        transfer.read_bytes() - complete + arrived + transfer.received_bytes
     }
 
     /// Returns the bytes that have been received from other ranks so far.

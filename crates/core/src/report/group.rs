@@ -75,26 +75,29 @@ impl GroupReport {
         }
     }
 
-    /// Returns the line of a report, for example `ranks    rank 1 of 2: rank 0 reads for ranks 0
-    /// and 1, 24.0 MiB received, amplification 1.00`.
+    /// Returns the line of a report, for example `group    rank 1 of 2: rank 0 reads for ranks 0
+    /// and 1, 24.0 MiB received in shared memory, amplification 1.00`.
     pub(super) fn line(&self, received_bytes: u64) -> String {
         use std::fmt::Write as _;
 
-        let mut line = format!("ranks    rank {} of {}: ", self.rank, self.size);
+        let mut line = format!("group    rank {} of {}", self.rank, self.size);
         // Writing to a string cannot fail.
         if self.share == "none" {
-            line += "nothing is shared";
+            line += ": nothing is shared";
+        } else if self.rank == self.leader {
+            let (read, ranks) = (format_bytes(self.read_bytes), self.node_ranks.len());
+            let _ = write!(line, ", leader: read {read} for {ranks} ranks");
         } else {
             let (reader, ranks) = (self.leader, listed_ranks(&self.node_ranks));
             let received = format_bytes(received_bytes);
             let _ = write!(
                 line,
-                "rank {reader} reads for {ranks}, {received} received in shared memory"
+                ": rank {reader} reads for {ranks}, {received} received in shared memory"
             );
-            if self.node_received_bytes > 0 {
-                let bytes = format_bytes(self.node_received_bytes);
-                let _ = write!(line, ", {bytes} from other nodes");
-            }
+        }
+        if self.node_received_bytes > 0 {
+            let bytes = format_bytes(self.node_received_bytes);
+            let _ = write!(line, ", {bytes} from other nodes");
         }
         if let Some(amplification) = self.amplification {
             let _ = write!(line, ", amplification {amplification:.2}");
@@ -143,8 +146,17 @@ mod tests {
         };
         assert_eq!(
             shared.line(24 << 20),
-            "ranks    rank 5 of 6: rank 4 reads for ranks 4 and 5, 24.0 MiB received in shared memory, \
+            "group    rank 5 of 6: rank 4 reads for ranks 4 and 5, 24.0 MiB received in shared memory, \
              amplification 1.05"
+        );
+        let leader = GroupReport {
+            rank: 4,
+            read_bytes: 3 << 30,
+            ..shared.clone()
+        };
+        assert_eq!(
+            leader.line(24 << 20),
+            "group    rank 4 of 6, leader: read 3.0 GiB for 2 ranks, amplification 1.05"
         );
         let alone = GroupReport {
             share: "none".to_owned(),
@@ -154,7 +166,7 @@ mod tests {
         };
         assert_eq!(
             alone.line(0),
-            "ranks    rank 5 of 6: nothing is shared (no other rank runs here)"
+            "group    rank 5 of 6: nothing is shared (no other rank runs here)"
         );
     }
 }

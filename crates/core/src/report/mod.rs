@@ -5,8 +5,10 @@
 
 mod counters;
 mod group;
+mod speed;
 #[cfg(test)]
 mod tests;
+mod verdict;
 mod verification;
 
 use std::fmt;
@@ -19,10 +21,12 @@ pub use verification::{Unverified, VerificationReport, VerifiedBy};
 #[doc(hidden)]
 pub use counters::Counters;
 pub(crate) use counters::Stage;
+#[doc(hidden)]
+pub use speed::{RecentSpeed, format_left};
 
 use crate::error::counted;
 use crate::memory::PoolUsage;
-use crate::options::format_bytes;
+use crate::options::{format_bytes, format_rate};
 use crate::schedule::DepthReport as GroupDepth;
 pub use crate::storage::{CacheReport, MirrorReport};
 use crate::sync::timeline::Span;
@@ -99,6 +103,12 @@ with_transfer_counters! {
         pub open_seconds: f64,
         /// Seconds from the call until the first tensor was ready.
         pub first_tensor_seconds: Option<f64>,
+        /// Seconds from the call until the latest tensor was ready: in a complete load the last one,
+        /// whenever the caller took it.
+        pub ready_seconds: Option<f64>,
+        /// Sentence that names what limited the load, for example `"the disk was the limit: …"`;
+        /// `None` if the counters do not tell.
+        pub verdict: Option<String>,
         /// Engine that was used, and why.
         pub engine: EngineReport,
         /// Bytes copied in memory after they were read. These belong to slices that are not
@@ -322,42 +332,50 @@ impl Report {
 
     fn fmt_time(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stages = &self.stages;
-        write!(
-            f,
-            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage wait {:.3} s, budget wait {:.3} s, \
-             {}deliver {:.3} s, {}consumer wait {:.3} s",
-            self.open_seconds,
-            self.first_tensor_seconds
-                .map_or_else(|| "-".to_owned(), |s| format!("{s:.3} s")),
-            stages.submit,
-            stages.storage_wait,
-            stages.memory_wait,
-            if self.devices.is_empty() {
-                String::new()
-            } else {
-                format!("copy wait {:.3} s, ", stages.copy_wait)
-            },
-            stages.deliver,
-            if self.verification.is_some() {
-                format!("verify {:.3} s, ", stages.verify)
-            } else {
-                String::new()
-            },
-            stages.consumer_wait
-        )
+        write!(f, "time     open {:.3} s", self.open_seconds)?;
+        if let Some(seconds) = self.first_tensor_seconds {
+            write!(f, ", first tensor {seconds:.3} s")?;
+        }
+        write!(f, ", consumer wait {:.3} s", stages.consumer_wait)?;
+        let all = [
+            ("submit", stages.submit),
+            ("storage wait", stages.storage_wait),
+            ("budget wait", stages.memory_wait),
+            ("copy wait", stages.copy_wait),
+            ("deliver", stages.deliver),
+            ("verify", stages.verify),
+        ];
+        let spent = all.iter().filter(|(_, seconds)| *seconds >= 0.0005);
+        let spent: Vec<_> = spent
+            .map(|(stage, seconds)| format!("{stage} {seconds:.3} s"))
+            .collect();
+        if spent.is_empty() {
+            return Ok(());
+        }
+        let sum = if self.lanes > 1 { ", summed" } else { "" };
+        let lanes = counted(self.lanes as u64, "lane");
+        write!(f, "\nlanes    {lanes}{sum}: {}", spent.join(", "))
     }
 
-    /// Describes bytes that were neither read with direct I/O nor copied from the page cache.
-    fn elsewhere(&self) -> String {
-        let mapped = (self.mapped_bytes > 0)
-            .then(|| format!(", {} mapped", format_bytes(self.mapped_bytes)));
-        let remote = (self.requests > 0).then(|| {
-            let requests = counted(self.requests, "request");
-            format!(", {} in {requests}", format_bytes(self.remote_bytes))
-        });
-        let cached = (self.cached_bytes > 0)
-            .then(|| format!(", {} cached", format_bytes(self.cached_bytes)));
-        [mapped, remote, cached].into_iter().flatten().collect()
+    /// Describes where the bytes came from, each with a separator before it.
+    fn sources(&self) -> String {
+        let requests = counted(self.requests, "request");
+        let remote = format!("in {requests}");
+        let all = [
+            (self.direct_bytes, "direct"),
+            (self.buffered_bytes, "through the page cache"),
+            (self.mapped_bytes, "mapped"),
+            (self.remote_bytes, remote.as_str()),
+            (self.cached_bytes, "from the cache"),
+            (self.copied_bytes, "rearranged in memory"),
+        ];
+        let all = all.into_iter().filter(|(bytes, _)| *bytes > 0);
+        let texts = all.map(|(bytes, how)| format!(", {} {how}", format_bytes(bytes)));
+        let short = match self.short_reads {
+            0 => String::new(),
+            reads => format!(", {} continued", counted(reads, "short read")),
+        };
+        texts.chain([short]).collect()
     }
 
     /// Writes the lines that only loads to GPUs and to the caller's memory have.
@@ -435,17 +453,29 @@ impl Report {
     fn fmt_retries(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.retries + self.opening_retries + self.stalls + self.hedges > 0 {
             let transient = self.read_retries + self.request_retries;
-            writeln!(
-                f,
-                "retries  {}, {}, {} opening, {} resubmitted; {} stalled; {} hedged ({} won)",
-                counted(self.read_retries, "read"),
-                counted(self.request_retries, "request"),
-                self.opening_retries,
-                self.retries.saturating_sub(transient),
-                self.stalls,
-                self.hedges,
-                self.hedges_won
-            )?;
+            let all = [
+                (self.read_retries, counted(self.read_retries, "read")),
+                (
+                    self.request_retries,
+                    counted(self.request_retries, "request"),
+                ),
+                (
+                    self.opening_retries,
+                    format!("{} opening", self.opening_retries),
+                ),
+                (
+                    self.retries.saturating_sub(transient),
+                    format!("{} resubmitted", self.retries.saturating_sub(transient)),
+                ),
+                (self.stalls, format!("{} stalled", self.stalls)),
+                (
+                    self.hedges,
+                    format!("{} hedged ({} won)", self.hedges, self.hedges_won),
+                ),
+            ];
+            let all = all.into_iter().filter(|(count, _)| *count > 0);
+            let all: Vec<_> = all.map(|(_, text)| text).collect();
+            writeln!(f, "retries  {}", all.join(", "))?;
         }
         if let Some(last) = &self.last_retry {
             writeln!(f, "         last retry: {last}")?;
@@ -504,13 +534,16 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{}, {} in {:.3} s: {:.2} GB/s ({})",
+            "{}, {} in {:.3} s: {} ({})",
             counted(self.tensors, "tensor"),
             format_bytes(self.tensor_bytes),
             self.seconds,
-            self.bytes_per_second() / 1e9,
+            format_rate(self.bytes_per_second()),
             self.outcome
         )?;
+        if let Some(verdict) = &self.verdict {
+            writeln!(f, "verdict  {verdict}")?;
+        }
         writeln!(
             f,
             "engine   {} ({}){}",
@@ -524,27 +557,21 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "reads    {} of up to {}, {}, limit at the end {} in flight ({}); {} direct, {} buffered{}, \
-             {} copied; {} short",
+            "reads    {} of up to {}, limit at the end {} in flight ({}){}",
             counted(self.extents, "extent"),
             format_bytes(self.extent_bytes),
-            counted(self.lanes as u64, "lane"),
             counted(self.depth as u64, "read"),
             format_bytes(self.in_flight_bytes),
-            format_bytes(self.direct_bytes),
-            format_bytes(self.buffered_bytes),
-            self.elsewhere(),
-            format_bytes(self.copied_bytes),
-            self.short_reads
+            self.sources(),
         )?;
-        writeln!(
-            f,
-            "memory   peak {} of {}; {} allocated, {} reused",
-            format_bytes(self.memory_peak),
-            format_bytes(self.memory_limit),
-            counted(self.fresh_regions, "region"),
-            self.recycled_regions
-        )?;
+        let (peak, limit) = (self.memory_peak, self.memory_limit);
+        let (peak, limit) = (format_bytes(peak), format_bytes(limit));
+        let regions = counted(self.fresh_regions, "region");
+        write!(f, "memory   peak {peak} of {limit}; {regions} allocated")?;
+        match self.recycled_regions {
+            0 => writeln!(f)?,
+            reused => writeln!(f, ", {reused} reused")?,
+        }
         self.fmt_retries(f)?;
         self.fmt_depths(f)?;
         self.fmt_destinations(f)?;

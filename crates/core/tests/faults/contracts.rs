@@ -217,6 +217,7 @@ impl Store {
             retries: None,
             hedge: true,
             depth: request.depth,
+            arrived: Arc::default(),
             cancel: Arc::<CancelFlag>::default(),
         };
         let under_test = EngineUnderTest {

@@ -51,6 +51,7 @@ fn open_engine(site: &Site, folder: usize, request: &EngineRequest<'_>) -> Engin
         retries: None,
         hedge: true,
         depth: request.depth,
+        arrived: Arc::default(),
         cancel: Arc::<CancelFlag>::default(),
     };
     let opened = engine::open_objects(&Arc::new(setup));

@@ -2,7 +2,7 @@
 //! disabled.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tload::{Checkpoint, ErrorKind, LoadOptions, Loader, Report, Result, Tensor};
 use tload_testbed::{Fault, FaultyServer, Rule};
@@ -97,6 +97,27 @@ fn stalled_request_is_hedged_and_first_response_wins() {
         assert_eq!(came, most, "{fault:?}");
         assert!(report.to_string().contains("hedged"), "{report}");
     }
+}
+
+/// A progress bar follows a slow link before the first tensor of a large request is complete.
+#[test]
+fn progress_counts_bytes_of_requests_that_are_not_complete() {
+    let bench = Bench::new("60");
+    let stall = Rule::once(Fault::StallBody(100_000)).from_byte(1);
+    let checkpoint = bench.open();
+    bench.server.fault(stall);
+    let alone = serially(|it| it.hedge = Some(false));
+    let stream = Loader::new(checkpoint).options(alone).stream();
+    let stream = stream.expect("starts");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while stream.progress().bytes_read < 100_000 {
+        assert!(Instant::now() < deadline, "{:?}", stream.progress());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let progress = stream.progress();
+    assert_eq!(progress.bytes_done(), 100_000, "{progress:?}");
+    assert_eq!(progress.tensors_received, 0, "{progress:?}");
+    assert_eq!(stream.report().read_bytes, 0);
 }
 
 #[test]

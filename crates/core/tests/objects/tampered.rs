@@ -351,7 +351,10 @@ fn manifest_without_index_is_rejected_with_hint() {
                     load(&checkpoint, &choice, selection).expect_err("the index is not listed");
                 assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{}", error.chain());
                 let hint = error.hint().expect("a hint");
-                assert!(hint.contains("tload verify --write --force"), "{hint}");
+                assert!(
+                    hint.contains("tload verify LOCATION --write --force"),
+                    "{hint}"
+                );
                 let location = error.location().expect("a location");
                 assert!(location.ends_with(INDEX), "{location}");
             }

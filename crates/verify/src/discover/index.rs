@@ -23,7 +23,7 @@ use crate::options::Location;
 const INDEX: &str = ".safetensors.index.json";
 
 /// Hint for a manifest that lists too few or too many files.
-const ANEW: &str = "download the checkpoint again; if it was changed on purpose, write a new manifest: tload verify --write --force";
+const ANEW: &str = "download the checkpoint again; if it was changed on purpose, write a new manifest: tload verify LOCATION --write --force";
 
 /// Compares the index with a manifest that the caller named.
 ///

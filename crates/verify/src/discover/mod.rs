@@ -210,7 +210,7 @@ pub(super) fn chosen(location: &Location, sidecars: &Sidecars<'_>) -> Result<Fou
             Some(mode) => {
                 format!("did you mean ‹verify={mode}›? Other texts are locations of manifests")
             }
-            None => "check the path; tload verify --write creates one".to_owned(),
+            None => "check the path; tload verify LOCATION --write creates one".to_owned(),
         };
         Error::new(ErrorKind::NotFound, "there is no manifest")
             .with_location(location)

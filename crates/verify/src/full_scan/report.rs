@@ -233,11 +233,20 @@ impl VerifyReport {
             0 => String::new(),
             count => format!(", nor for {count} more of its files"),
         };
+        // A manifest is a local file, wherever the checkpoint is.
+        let write = if self.location.contains("://") {
+            "--write manifest.json"
+        } else {
+            "--write"
+        };
+        let command = format!("tload verify {} {write}", self.location);
         // A caller that has just written a manifest asked for nothing else.
         self.written.is_none().then(|| {
             Error::unsupported(format!("no digest is known for {:?}{more}", first.name))
                 .with_location(&self.location)
-                .with_hint("if you trust the files, write a manifest: tload verify --write")
+                .with_hint(format!(
+                    "if you trust the files, write a manifest: {command}"
+                ))
         })
     }
 }

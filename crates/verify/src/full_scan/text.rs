@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 
 use super::report::{FileReport, Mismatch, VerifyReport};
 use crate::error::{field_name, printable};
-use crate::options::format_bytes;
+use crate::options::{format_bytes, format_rate};
 
 const HEADER: [&str; 4] = ["file", "size", "verified by", "result"];
 
@@ -72,17 +72,9 @@ impl VerifyReport {
         if self.bytes == 0 && self.files.iter().all(|file| file.verified_by.is_empty()) {
             writeln!(f, "nothing compared")?;
         } else {
-            let rate = if self.seconds > 0.0 {
-                gigabytes(self.bytes) / self.seconds
-            } else {
-                0.0
-            };
-            writeln!(
-                f,
-                "{} in {:.3} s ({rate:.2} GB/s)",
-                format_bytes(self.bytes),
-                self.seconds
-            )?;
+            let rate = float(self.bytes) / self.seconds.max(1e-9);
+            let (bytes, rate) = (format_bytes(self.bytes), format_rate(rate));
+            writeln!(f, "{bytes} in {:.3} s ({rate})", self.seconds)?;
         }
         match &self.written {
             Some(path) => writeln!(f, "wrote {path}"),
@@ -106,8 +98,8 @@ impl fmt::Display for VerifyReport {
     clippy::cast_precision_loss,
     reason = "two digits of a rate need no more than 53 bits"
 )]
-fn gigabytes(bytes: u64) -> f64 {
-    bytes as f64 / 1e9
+fn float(bytes: u64) -> f64 {
+    bytes as f64
 }
 
 fn table(files: &[FileReport]) -> String {
@@ -230,7 +222,7 @@ mod tests {
         };
         assert_eq!(
             report.to_string(),
-            "file              size  verified by  result\nx.safetensors  2.0 KiB  manifest m   differs\nx.safetensors: tensor a, bytes 8..16: expected crc32c:1 (manifest m), found crc32c:2\nm: 1 file, 2.0 KiB in 2.000 s (0.00 GB/s)\n"
+            "file              size  verified by  result\nx.safetensors  2.0 KiB  manifest m   differs\nx.safetensors: tensor a, bytes 8..16: expected crc32c:1 (manifest m), found crc32c:2\nm: 1 file, 2.0 KiB in 2.000 s (0.0 MB/s)\n"
         );
     }
 }

@@ -51,7 +51,7 @@ pub(super) struct Seat {
 /// Line that a rank writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    Progress { received: u64, total: u64 },
+    Progress { done: u64, total: u64 },
     Loaded(Loaded),
     Finished(Finished),
     Failed(Failed),

@@ -113,8 +113,7 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
 
 /// Receives every tensor, and returns them if they are to be kept.
 fn receive(stream: &mut TensorStream, keeps: bool) -> Result<Vec<Tensor>> {
-    let total = stream.progress().bytes_total;
-    let (mut kept, mut received) = (Vec::new(), 0);
+    let mut kept = Vec::new();
     let mut told = Instant::now();
     loop {
         match stream.wait(REDRAW) {
@@ -122,7 +121,6 @@ fn receive(stream: &mut TensorStream, keeps: bool) -> Result<Vec<Tensor>> {
             Poll::Ready(None) => break,
             Poll::Ready(Some(tensor)) => {
                 let tensor = tensor?;
-                received += tensor.byte_len();
                 if keeps {
                     kept.push(tensor);
                 }
@@ -130,7 +128,11 @@ fn receive(stream: &mut TensorStream, keeps: bool) -> Result<Vec<Tensor>> {
         }
         if told.elapsed() >= REDRAW {
             told = Instant::now();
-            tell(&Answer::Progress { received, total })?;
+            let now = stream.progress();
+            tell(&Answer::Progress {
+                done: now.bytes_done(),
+                total: now.bytes_total,
+            })?;
         }
     }
     Ok(kept)

@@ -4,10 +4,10 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use serde_json::Value;
-use tload::internal::format_bytes;
+use tload::internal::{format_bytes, format_rate};
 
 use super::start::RankLoad;
-use crate::output::quantity::{float, format_count, format_rate, format_seconds, rate};
+use crate::output::quantity::{float, format_count, format_seconds, rate};
 use crate::output::style;
 use crate::output::table::{Align, render};
 

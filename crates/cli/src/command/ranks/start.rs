@@ -102,7 +102,7 @@ struct Ranks {
 struct Rank {
     process: Child,
     input: Option<ChildStdin>,
-    /// Bytes received so far, and those of all its tensors.
+    /// Bytes that have arrived so far, and those of all its tensors.
     progress: (u64, u64),
     loaded: Option<Loaded>,
     finished: Option<Finished>,
@@ -184,8 +184,8 @@ impl Ranks {
                 Failure::Ended { process, status }
             }
             Event::Answer(answer) => match *answer {
-                Answer::Progress { received, total } => {
-                    rank.progress = (received, total);
+                Answer::Progress { done, total } => {
+                    rank.progress = (done, total);
                     return;
                 }
                 Answer::Loaded(loaded) => {

@@ -1,6 +1,8 @@
 //! Request in flight, which copies the bytes that arrive into the windows of its jobs.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
@@ -64,6 +66,8 @@ pub(super) struct Running {
     end: u64,
     pace: Pace,
     made_room: bool,
+    /// Bytes of all requests of the load.
+    arrived: Arc<AtomicU64>,
     /// Statistics that have not been reported yet.
     transfer: Transfer,
     /// Jobs to report when the request ends.
@@ -91,6 +95,7 @@ impl Running {
         name: String,
         news: Sender<News>,
         stop: watch::Receiver<bool>,
+        arrived: Arc<AtomicU64>,
     ) -> Self {
         let filling = |job: Job| {
             let is_read_soon = job.lease.is_read_soon();
@@ -114,6 +119,7 @@ impl Running {
             end: request.end,
             pace: Pace::new(),
             made_room: false,
+            arrived,
             news,
             stop,
             transfer: Transfer::default(),
@@ -170,6 +176,9 @@ impl Receive for Running {
             Provenance::Origin | Provenance::Mirror => &mut self.transfer.remote_bytes,
         };
         *received += bytes.len() as u64;
+        // Only read for display.
+        self.arrived
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.distribute(bytes);
     }
 

@@ -180,10 +180,9 @@ impl Handover {
             ready.clear(); // Without the lock: this may unmap memory.
             return;
         }
-        if inner.report.first_tensor_seconds.is_none() {
-            let seconds = self.setup.started.elapsed().as_secs_f64();
-            inner.report.first_tensor_seconds = Some(seconds);
-        }
+        let seconds = self.setup.started.elapsed().as_secs_f64();
+        inner.report.first_tensor_seconds.get_or_insert(seconds);
+        inner.report.ready_seconds = Some(seconds);
         if inner.state.push(ready.drain(..)) {
             self.wake(inner);
         }
@@ -296,6 +295,7 @@ impl Handover {
                 report.notes.push(held.held());
             }
         }
+        report.verdict = report.limit();
         report
     }
 }

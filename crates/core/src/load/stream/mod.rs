@@ -85,8 +85,32 @@ pub struct Progress {
     pub bytes_total: u64,
     /// Bytes of the tensors that the caller has received.
     pub bytes_received: u64,
-    /// Bytes read from storage, including those read only for alignment.
+    /// Bytes that have arrived so far, from storage or from other ranks, including those read only
+    /// for alignment. Runs ahead of `bytes_received`, since large tensors fill side by side.
     pub bytes_read: u64,
+}
+
+impl Progress {
+    /// Returns the bytes that a progress bar shows, up to `bytes_total`: those that have arrived,
+    /// also of tensors that are not complete.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload_testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
+    /// stream.by_ref().for_each(drop);
+    /// let progress = stream.progress();
+    /// assert_eq!(progress.bytes_done(), progress.bytes_total);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
+    #[must_use]
+    pub fn bytes_done(&self) -> u64 {
+        self.bytes_read
+            .min(self.bytes_total)
+            .max(self.bytes_received)
+    }
 }
 
 impl TensorStream {
@@ -261,7 +285,7 @@ impl TensorStream {
             tensors_received: inner.state.received(),
             bytes_total: self.handover.bytes_total,
             bytes_received: inner.bytes_received,
-            bytes_read: self.handover.setup.counters.read_bytes(),
+            bytes_read: self.handover.setup.counters.arrived_bytes(),
         }
     }
 

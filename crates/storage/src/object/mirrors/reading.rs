@@ -238,7 +238,8 @@ fn per_second(bytes: u64, time: Duration) -> f64 {
 }
 
 fn too_slow(came: u64) -> Error {
-    let message =
-        format!("sent only {came} bytes of the range; other mirrors are several times faster");
+    let message = format!(
+        "left after {came} bytes of a range: another place was several times faster at that moment"
+    );
     Error::new(ErrorKind::TimedOut, message)
 }

@@ -1,0 +1,71 @@
+//! Sentences that close a benchmark: what the load reaches of what the storage can do, and of the
+//! best of a sweep.
+
+use super::results::{CellResults, Results};
+use super::warnings::ABOVE_CEILING;
+use super::{CacheState, Contender, sweep, table};
+
+/// Meaning of a column of the table.
+const RATIO: &str = "tload ratio: the speed of the load divided by that of its row";
+
+/// Returns the sentences below the table.
+pub(crate) fn sentences(results: &Results) -> Vec<String> {
+    let cells = results.cells.iter().filter(|cell| sweep::is_default(cell));
+    let mut sentences: Vec<_> = cells.filter_map(reached).collect();
+    sentences.extend(sweep::verdicts(results).iter().map(ToString::to_string));
+    let mut summaries = results.cells.iter().flat_map(|cell| &cell.summaries);
+    if summaries.any(|summary| summary.tload_ratio.is_some()) {
+        sentences.push(RATIO.to_owned());
+    }
+    sentences
+}
+
+/// Compares the load with the ceiling. A load far above it was not measured well, which is a
+/// warning.
+fn reached(cell: &CellResults) -> Option<String> {
+    let mut summaries = cell.summaries.iter();
+    let ceiling = summaries.find(|it| it.contender == Contender::Ceiling)?;
+    let ratio = ceiling.tload_ratio?.median;
+    let storage = match cell.cell.cache_state {
+        CacheState::Cold => "this disk",
+        CacheState::Warm => "the page cache",
+        CacheState::Remote => "this store",
+    };
+    let mode = table::mode(cell);
+    (ratio <= ABOVE_CEILING && cell.cache_state_verified)
+        .then(|| format!("{mode}: tload reads at {ratio:.2} of what {storage} can do"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::testing::{plan, results, sample};
+
+    /// Measures a load and its ceiling, with defaults.
+    fn measured(state: CacheState, load: f64) -> Vec<String> {
+        let mut plan = plan(1, 1);
+        let cell = &mut plan.cells[0];
+        cell.cache_state = state;
+        cell.configuration.options.depth = None;
+        cell.configuration.options.extent_bytes = None;
+        let mut results = results(&plan);
+        results.add(0, sample(1, Contender::Tload, load));
+        results.add(0, sample(1, Contender::Ceiling, 2e9));
+        sentences(&results)
+    }
+
+    #[test]
+    fn benchmark_ends_in_a_sentence() {
+        for (state, storage) in [
+            (CacheState::Cold, "this disk"),
+            (CacheState::Warm, "the page cache"),
+            (CacheState::Remote, "this store"),
+        ] {
+            let sentence = format!("stream: tload reads at 0.98 of what {storage} can do");
+            assert_eq!(measured(state, 1.96e9), [sentence, RATIO.to_owned()]);
+        }
+        // Measured wrong, as a warning says.
+        assert_eq!(measured(CacheState::Cold, 3e9), [RATIO]);
+        assert_eq!(sentences(&results(&plan(1, 1))), Vec::<String>::new());
+    }
+}
