@@ -120,7 +120,10 @@ assert report.to_dict()["import_seconds"] == report.import_seconds
 # The disk is not charged for it.
 assert 0.1 < report.import_wait_seconds < min(report.seconds, report.import_seconds)
 assert report.bytes_per_second > report.tensor_bytes / report.seconds
-headline = r"12 tensors, 12\.0 MiB in \d+\.\d+ s: \d+\.\d+ [GM]B/s, after \d+\.\d s of import torch \(complete\)"
+headline = (
+    r"12 tensors, 12\\.0 MiB in \\d+\\.\\d+ s: "
+    r"\\d+\\.\\d+ [GM]B/s, after \\d+\\.\\d s of import torch \\(complete\\)"
+)
 assert re.fullmatch(headline, str(report).partition("\n")[0]), str(report)
 assert re.search(headline, report.summary)
 # Imported before: nothing is imported, and everything is checked before the first read.

@@ -73,7 +73,7 @@ def stage(archive: Path, context: Path) -> str:
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, text=True, check=False, **options)  # type: ignore[call-overload]  # noqa: S603
+    done = subprocess.run(command, text=True, check=False, **options)  # type: ignore[call-overload]
     if done.returncode != 0:
         sys.exit(f"{shlex.join(command)}: status {done.returncode}\n{done.stdout or ''}{done.stderr or ''}")
     return done
@@ -87,7 +87,7 @@ def build(context: Path, version: str) -> int:
         (["podman", "info"], ["podman", "build"]),
         (["buildah", "info"], ["buildah", "bud"]),
     ):
-        if shutil.which(probe[0]) and subprocess.run(probe, capture_output=True, check=False).returncode == 0:  # noqa: S603
+        if shutil.which(probe[0]) and subprocess.run(probe, capture_output=True, check=False).returncode == 0:
             run([*command, *arguments, "--tag", "tload", str(context)])
             return 0
     return skip("container-engine", "neither docker, podman nor buildah works")

@@ -7,7 +7,6 @@ import sys
 
 import tload
 
-
 # An emulator and its interpreter, if this runs in one.
 PYTHON = os.environ.get("RUN", sys.executable).split()
 
