@@ -73,6 +73,7 @@ TEST_LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom $(LO
 
 check-texts: ruff ## check formats, spelling and the sizes of crates (seconds)
 	tools/sizes
+	tools/release/announce.py --check
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,typos,typos --version,typos)
 	$(call if_installed,hadolint,hadolint --version,hadolint deploy/Dockerfile deploy/Dockerfile.vllm)
