@@ -116,7 +116,7 @@ def applies(rule: dict[str, Any]) -> bool:
     includes, excludes = rule.get("includes", {}), rule.get("excludes", {})
     if not CAPABILITIES.issuperset(includes.get("caps", [])) or CAPABILITIES & set(excludes.get("caps", [])):
         return False
-    # Conditions on the kernel are met: every kernel with io_uring is newer than 4.8, which they name.
+    # Conditions on the kernel are met: they name 4.8, and every kernel with io_uring is newer.
     return not includes.get("arches") or bool(ARCHES & set(includes["arches"]))
 
 
