@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 MOBY = "github.com/moby/profiles/seccomp@v0.3.0"
-KSERVE = "github.com/kserve/kserve@v0.17.0"
-INFERENCE = "sigs.k8s.io/gateway-api-inference-extension@v1.3.0"
+KSERVE = "github.com/kserve/kserve@v0.20.0"
+INFERENCE = "sigs.k8s.io/gateway-api-inference-extension@v1.6.0"
 
 DEFINITIONS = [
     (KSERVE, "config/crd/full/clusterstoragecontainer/serving.kserve.io_clusterstoragecontainers.yaml", "v1alpha1"),
