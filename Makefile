@@ -74,6 +74,7 @@ TEST_LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom $(LO
 check-texts: ruff ## check formats, spelling, the sizes of crates and drawn figures (seconds)
 	tools/sizes
 	tools/picture.py --check
+	tools/release/announce.py --check
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,typos,typos --version,typos)
 	$(call if_installed,hadolint,hadolint --version,hadolint deploy/Dockerfile deploy/Dockerfile.vllm)
@@ -292,9 +293,9 @@ $(DOCS_INSTALLED): docs/requirements.txt
 image: ## build the container image of the command
 	tools/release/image.py
 
-# Needs Go, PyYAML and the network, once for each version.
+# Needs PyYAML, and the network once for each version. ARGS=--check compares.
 deploy-sources: ## write what deploy/ takes from other projects
-	tools/deploy_sources.py $(ARGS)
+	$(call if_installed,go,go version && python3 -c "import yaml",tools/deploy_sources.py $(ARGS))
 
 # Needs no network once all crates have been fetched.
 deny: ## check licences, bans and sources of dependencies
@@ -313,7 +314,8 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 
 # Takes about an hour; the fuzzers take a minute each.
 nightly: MINUTES = 1
-nightly: msrv powerset advisories loom miri fuzz ## run what is too slow for every change
+nightly: ARGS = --check
+nightly: deploy-sources msrv powerset advisories loom miri fuzz ## run what is too slow for every change
 
 # The compiler that rust-version promises, which rustup installs if it is missing.
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)

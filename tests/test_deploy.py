@@ -1,5 +1,5 @@
-"""What `deploy/` has for Kubernetes and systemd runs: the commands of the manifests, with a store and
-directories of the test in place of theirs. `tools/check_manifests.py` checks the manifests."""
+"""Manifests and units of `deploy/`: runs their commands, with a store and directories of the test in
+place of theirs. `tools/check_manifests.py` checks the manifests themselves."""
 
 from __future__ import annotations
 

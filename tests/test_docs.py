@@ -45,6 +45,9 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 OWN = {"tload", "runai_model_streamer"}
 """Packages that need not be installed: ours, and those that ours replaces."""
 
+COMMANDS = {"tload", "tensorload"}
+"""Names of the command. Programs start it by the second one: procps has a `tload` too."""
+
 SHELLS = {"bash", "console"}
 LANGUAGES = {"python", "rust", "json", "toml", "text", *SHELLS}
 
@@ -53,6 +56,7 @@ NOT_RUN = {
     "docs/api/integrations.md": 3,
     "docs/api/report.md": 1,
     "docs/cache.md": 1,
+    "docs/deploy.md": 3,
     "docs/from/fastsafetensors.md": 2,
     "docs/from/flashpack.md": 2,
     "docs/from/instanttensor.md": 2,
@@ -193,7 +197,18 @@ def test_docs_run_only_allowed_commands() -> None:
     for block in all_blocks(*SHELLS):
         for command in block.commands:
             words = words_of(command)
-            assert block.reason or words[0] in {"tload", "python"}, f"{where(block)}: would run {command}"
+            assert block.reason or words[0] in {*COMMANDS, "python"}, f"{where(block)}: would run {command}"
+
+
+def test_programs_start_the_command_by_the_name_that_is_its_own() -> None:
+    started = set()
+    for block in all_blocks("python"):
+        for node in ast.walk(ast.parse(block.text)):
+            match node:
+                case ast.List(elts=[ast.Constant(value=str(program)), _, *_]) if program in COMMANDS:
+                    started.add(program)
+                    assert program == "tensorload", f"{where(block)}: procps has a tload too"
+    assert started
 
 
 def test_pages_outside_the_site_have_no_prompts() -> None:
@@ -383,9 +398,9 @@ def test_documented_options_exist() -> None:
     for block in all_blocks(*SHELLS):
         for command in block.commands:
             words = words_of(command)
-            if words[0] == "docker":
-                words = words[words.index("tload") :]
-            if words[0] != "tload":
+            if words[:2] == ["docker", "run"] and "tload" in words:
+                words = words[words.index("tload") :]  # The image, whose entry point is the command.
+            if words[0] not in COMMANDS:
                 continue
             checked += 1
             if words[1].startswith("-"):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 MOBY = "github.com/moby/profiles/seccomp@v0.3.0"
-KSERVE = "github.com/kserve/kserve@v0.17.0"
-INFERENCE = "sigs.k8s.io/gateway-api-inference-extension@v1.3.0"
+KSERVE = "github.com/kserve/kserve@v0.20.0"
+INFERENCE = "sigs.k8s.io/gateway-api-inference-extension@v1.6.0"
 
 DEFINITIONS = [
     (KSERVE, "config/crd/full/clusterstoragecontainer/serving.kserve.io_clusterstoragecontainers.yaml", "v1alpha1"),
@@ -116,7 +116,7 @@ def applies(rule: dict[str, Any]) -> bool:
     includes, excludes = rule.get("includes", {}), rule.get("excludes", {})
     if not CAPABILITIES.issuperset(includes.get("caps", [])) or CAPABILITIES & set(excludes.get("caps", [])):
         return False
-    # Conditions on the kernel are met: every kernel with io_uring is newer than 4.8, which they name.
+    # Conditions on the kernel are met: they name 4.8, and every kernel with io_uring is newer.
     return not includes.get("arches") or bool(ARCHES & set(includes["arches"]))
 
 

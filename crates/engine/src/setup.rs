@@ -62,7 +62,7 @@ impl From<std::io::Error> for Refusal {
                  sysctl kernel.io_uring_disabled must be 0"
             }
             Some(libc::ENOSYS | libc::EOPNOTSUPP) => {
-                "the kernel is older than 5.6 or a sandbox such as gVisor hides it"
+                "the kernel is older than 5.6, or a seccomp profile (podman's, CRI-O's) or a sandbox such as gVisor hides it"
             }
             Some(libc::ENOMEM) => "raise the locked-memory limit (ulimit -l)",
             Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",

@@ -10,8 +10,8 @@ const NOT_PERMITTED: i32 = 1;
 const NO_SUCH_CALL: i32 = 38;
 
 /// Fix for container runtimes, whose profile is one JSON file with system calls.
-const PROFILE: &str = "docker run --security-opt seccomp=PROFILE.json, with io_uring_setup, io_uring_enter and io_uring_register \
-     added to the allowed calls of the default profile";
+const PROFILE: &str = "docker run --security-opt seccomp=tload.json: the default profile with io_uring_setup, io_uring_enter and \
+     io_uring_register, from https://github.com/tload/tload/tree/main/deploy/seccomp";
 
 pub(super) fn findings(system: &System) -> Vec<Finding> {
     found(system, &probe::ring())
