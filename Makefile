@@ -26,7 +26,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # All recipes share one cargo target directory, and the summaries of test runners come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-vllm test-sglang test-suites wheels command crates release-check image deploy-sources FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser docs-version help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-vllm test-sglang test-suites wheels command crates release-check image deploy-sources FORCE
 
 ##@ Everyday
 
@@ -282,6 +282,14 @@ docs-browser: docs ## open the docs site in headless Chromium
 	$(DOCS_PY) -m pip install --quiet selenium==4.51.0
 	$(call if_installed,npm,npm --version,test -f $(AXE) || npm install --silent --no-save --prefix $(DOCS_VENV) axe-core@4.14.1)
 	$(call if_installed,chromium,chromium --version && chromedriver --version,$(DOCS_BROWSER) $$(test ! -f $(AXE) || echo --axe $(AXE)) $(ARGS))
+
+# Commits the built site as one version to the local branch `docs-site`, beside the versions that it
+# has; pushing that branch publishes it. For example: make docs-version VERSION=0.2
+docs-version: docs ## add the docs of VERSION to the branch docs-site
+	@test -n '$(VERSION)' || { echo 'make: name the version, for example VERSION=0.2' >&2; exit 1; }
+	DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(DOCS_VENV))/bin:$$PATH" \
+		mike deploy --branch docs-site --alias-type copy --update-aliases '$(VERSION)' latest
+	PATH="$(abspath $(DOCS_VENV))/bin:$$PATH" mike set-default --branch docs-site latest
 
 $(DOCS_INSTALLED): docs/requirements.txt
 	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }

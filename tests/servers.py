@@ -136,7 +136,7 @@ def versitygw(program: str, folder: Path) -> Iterator[S3]:
     ):
         try:
             deadline = time.monotonic() + PATIENCE
-            while not _answers(server.port):
+            while not answers(server.port):
                 told = (folder / "log").read_text()
                 assert process.poll() is None, told
                 assert time.monotonic() < deadline, told
@@ -146,7 +146,8 @@ def versitygw(program: str, folder: Path) -> Iterator[S3]:
             process.kill()
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Return whether a web server responds on a port."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     try:
         connection.request("GET", "/")

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import clouds
 import forked
 import tload
-from conftest import require
+from conftest import require, skip_loudly
 from documents import Block, blocks_of
 from files import Content, write_checkpoint, write_file
+from servers import find
 from tload._options.keywords import LoadKeywords, OptionKeywords
 
 if TYPE_CHECKING:
@@ -56,6 +58,11 @@ NOT_RUN = {
     "docs/api/integrations.md": 3,
     "docs/api/report.md": 1,
     "docs/cache.md": 1,
+    "docs/clouds/azure.md": 2,
+    "docs/clouds/gcs.md": 2,
+    "docs/clouds/huggingface.md": 2,
+    "docs/clouds/oci.md": 4,
+    "docs/clouds/s3-compatible.md": 2,
     "docs/deploy.md": 3,
     "docs/from/fastsafetensors.md": 2,
     "docs/from/flashpack.md": 2,
@@ -105,6 +112,12 @@ def test_a_page_runs_from_top_to_bottom(
             environment |= fill_bucket(request.getfixturevalue("s3"), tmp_path / "model_dir")
         if any("hf://" in block.text for block in blocks):
             environment |= fill_hub(servers.enter_context(require("hub").hub()), tmp_path / "model_dir")
+        if any("gs://" in block.text for block in blocks):
+            program = server("fake-gcs-server", find("fake-gcs-server"))
+            environment |= servers.enter_context(clouds.gcs(program, tmp_path / "gcs", "bucket", objects(tmp_path)))
+        if any("az://" in block.text for block in blocks):
+            program = server("azurite", find(str(clouds.AZURITE)))
+            environment |= servers.enter_context(clouds.azure(program, tmp_path / "az", "container", objects(tmp_path)))
         with monkeypatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
@@ -162,6 +175,16 @@ def fill_bucket(s3: S3, folder: Path) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": s3.store["secret_access_key"],
         "AWS_REGION": s3.store["region"],
     }
+
+
+def server(name: str, program: str | None) -> str:
+    """Return the program of a server, or skip loudly."""
+    return program or skip_loudly("servers", f"{name} is not in .tools: tools/servers {name} installs it")
+
+
+def objects(folder: Path) -> dict[str, bytes]:
+    """Return the files of `model_dir` as the objects that the pages load from clouds."""
+    return {f"model/{path.name}": path.read_bytes() for path in (folder / "model_dir").iterdir()}
 
 
 def fill_hub(hub: Any, folder: Path) -> dict[str, str]:

@@ -25,7 +25,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 WIDTHS = (1280, 390)
-SCHEMES = ("light", "dark")
+SCHEMES = {"light": "default", "dark": "slate"}
+"""Preferences of the browser, and the palettes in which the pages appear."""
+
 MOUNT = "/tload/"
 """Path below which the site is served: that of `site_url`."""
 
@@ -142,12 +144,20 @@ def check_page(driver: webdriver.Chrome, root: str, name: str, width: int, shots
 def check_barriers(driver: webdriver.Chrome, root: str, pages: list[str], axe: str) -> list[str]:
     """Return what axe-core finds on all pages. Only colours differ between light and dark."""
     resize(driver, 1280, 900)
+    driver.set_script_timeout(300)
+    origin = root.removesuffix(MOUNT)
     wrong = []
-    for scheme in SCHEMES:
+    for scheme, palette in SCHEMES.items():
+        # The theme remembers the scheme of the first visit.
+        driver.get("about:blank")
+        driver.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "local_storage"})
         set_scheme(driver, scheme)
         rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
         for name in pages:
             driver.get(root + name)
+            shown = driver.execute_script("return document.body.dataset.mdColorScheme")
+            if shown != palette:
+                wrong.append(f"{name} is {shown} for those who prefer {scheme}")
             driver.execute_script(axe)
             wrong += [f"{name}, {scheme}: {text}" for text in driver.execute_async_script(BARRIERS, rules)]
     set_scheme(driver, "light")

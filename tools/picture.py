@@ -215,7 +215,7 @@ STYLE = """
   }
 """
 
-WIDTH, LABELS, ROW, ROOM = 640, 206, 24, 60
+WIDTH, LABELS, ROW, ROOM = 520, 186, 24, 60
 
 
 def draw(title: str, panels: list[tuple[Panel, list[Bar]]], description: str) -> str:
@@ -231,8 +231,8 @@ def draw(title: str, panels: list[tuple[Panel, list[Bar]]], description: str) ->
         y += 22
         lines.append(f'<text class="head" x="0" y="{y}">{escape(panel.short)}</text>')
         about = f"{panel.machine}, {panel.date}"
-        lines.append(f'<text class="quiet" x="{WIDTH}" y="{y}" text-anchor="end">{escape(about)}</text>')
-        y += 10
+        lines.append(f'<text class="quiet" x="0" y="{y + 17}">{escape(about)}</text>')
+        y += 24
         for bar in bars:
             kind = "limit" if bar.is_limit else "ours" if bar.name == OURS else "bar"
             text = {"limit": "quiet", "ours": "ours"}.get(kind, "plain")
@@ -385,7 +385,7 @@ def missing_from(groups: dict[str, list[Panel]]) -> str:
 def outputs() -> dict[Path, str]:
     disk = from_disks("disk-keep", "{size} from a cold disk", "From disk, {size}")
     store = from_store()
-    gpu = from_gpu("warm-large", "{size} to a GPU, from memory", "To a GPU, {size} in memory")
+    gpu = from_gpu("warm-large", "{size} to a GPU, from memory", "To a GPU, {size} from memory")
     groups = {
         "Disk": [
             disk,
@@ -398,8 +398,10 @@ def outputs() -> dict[Path, str]:
         "Object store": [store],
         "GPU": [
             gpu,
-            from_gpu("warm-small", "{size} in {tensors:,} tensors to a GPU, from memory", "To a GPU, {size} in memory"),
-            from_gpu("disk-warm-large", "{size} to a GPU, from the page cache", "To a GPU, {size} in the page cache"),
+            from_gpu(
+                "warm-small", "{size} in {tensors:,} tensors to a GPU, from memory", "To a GPU, {size} from memory"
+            ),
+            from_gpu("disk-warm-large", "{size} to a GPU, from the page cache", "To a GPU, {size} from the page cache"),
         ],
     }
     readme = ROOT / "README.md"

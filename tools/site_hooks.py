@@ -31,6 +31,18 @@ def on_page_content(html: str, **_: Any) -> str:
     return TABLE.sub(lambda found: cards(found[0]), html)
 
 
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Treat 404.html like a page."""
+    return on_post_page(output_content)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the dialog of the search, which the theme leaves without a name."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
 def cards(table: str) -> str:
     """Label the cells of a wide table with the heads of their columns."""
     heads = [re.sub(r"<[^>]+>", "", head) for head in HEAD.findall(table)]
