@@ -56,6 +56,7 @@ SURFACE = {
         "EngineReport",
         "GroupReport",
         "MirrorReport",
+        "PatchReport",
         "PhaseReport",
         "Report",
         "StageTimes",

@@ -66,7 +66,10 @@ def assert_opened(opened: list[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
-def test_transformers(kind: str, request: pytest.FixtureRequest, opened: list[str]) -> None:
+def test_transformers(
+    kind: str, request: pytest.FixtureRequest, opened: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "tload")
     folder: Path = request.getfixturevalue(kind)
     stock = auto().from_pretrained(folder)
     assert opened == []
@@ -74,6 +77,15 @@ def test_transformers(kind: str, request: pytest.FixtureRequest, opened: list[st
         model = auto().from_pretrained(folder)
     assert_opened(opened, folder)
     models.assert_same(model, stock)
+    report = tload.patch.report()
+    assert set(report.files) == {str(path) for path in folder.glob("*.safetensors")}
+    assert "transformers.modeling_utils.safe_open" in report.replaced
+    weights = sum(tload.open(folder)[name].nbytes for name in tload.open(folder))
+    # Views of mapped files, all of which are used.
+    assert (report.viewed_bytes, report.read_tensors, report.read_bytes) == (weights, 0, 0)
+    assert str(report).startswith(f"{report.opened} file")
+    assert caplog.messages[-1] == f"patch: {report}"
+    assert any("opened by tload.safetensors, mapped" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "auto"])

@@ -201,7 +201,7 @@ def test_bars_show_what_has_arrived_before_a_tensor_is_complete(monkeypatch: pyt
         speeds.append(Speed())
         return speeds[-1]
 
-    monkeypatch.setattr(progress._tload, "RecentSpeed", make)
+    monkeypatch.setattr(tload._tload, "RecentSpeed", make)
     early = tload.Progress(
         tensors_total=40, tensors_received=1, bytes_total=40 * MIB, bytes_received=MIB, bytes_read=20 * MIB
     )

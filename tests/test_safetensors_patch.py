@@ -6,12 +6,18 @@ from __future__ import annotations
 import sys
 import threading
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import tload
+import tload.metrics
 from conftest import require
+from files import Content, tile, write_file
 from tload._patch import patch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -79,6 +85,48 @@ def test_patch_replaces_only_readers(modules: dict[str, ModuleType]) -> None:
         assert during["diffusers.loaders.safetensors"].torch.save_file is package.save_file
         assert during["diffusers.loaders.st"].save_model is package.save_model
     assert state(modules) == before
+
+
+def test_report_counts_what_was_opened_inside(tmp_path: Path) -> None:
+    require("torch")
+    from tload.safetensors import safe_open
+
+    write_file(tmp_path / "a.safetensors", {"a": Content("F32", (6, 4), tile(0, 96)), "b": Content("U8", (8,), tile(1, 8))})
+    path = str(tmp_path / "a.safetensors")
+
+    def metric(name: str) -> int:
+        line = next(line for line in tload.metrics.text().splitlines() if line.startswith(f"tload_safetensors_{name} "))
+        return int(line.rpartition(" ")[2])
+
+    names = ["files_total", 'tensors_total{how="view"}', 'bytes_total{how="view"}', 'bytes_total{how="read"}']
+    before = [metric(name) for name in names]
+    with safe_open(path, "pt") as file:
+        file.get_tensor("b")
+    with patch():
+        with safe_open(path, "pt") as file:
+            file.get_tensor("b")
+            file.get_slice("a")[1:3]
+        with patch():
+            assert patch.report().viewed_bytes == 8 + 32
+        with safe_open(path, "np", backend="pread") as file:
+            file.get_tensor("a")
+            file.get_slice("b")[:2]
+            assert len(file.get_tensors()) == 2
+        seen = patch.report()
+    report = patch.report()
+    assert report.replaced == seen.replaced
+    assert (report.files, report.opened) == ((path,), 2)
+    assert (report.viewed_tensors, report.viewed_bytes) == (2, 40)
+    assert (report.read_tensors, report.read_bytes) == (4, 96 + 2 + 96 + 8)
+    if report.replaced:
+        assert str(report) == "2 files opened, 6 tensors: 40 B as views of mapped files, 202 B read"
+    # Outside of the block, only the counters go on.
+    with safe_open(path, "pt") as file:
+        file.get_tensor("b")
+    assert patch.report() == report
+    assert [metric(name) for name in names] == [now + more for now, more in zip(before, [4, 4, 56, 202], strict=True)]
+    with patch():
+        assert (patch.report().files, patch.report().opened) == ((), 0)
 
 
 def test_patch_is_undone_after_error(modules: dict[str, ModuleType]) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ContextDecorator, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from tload._report.readers import Counts, readers
+from tload.report import PatchReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import ModuleType
+    from types import ModuleType, TracebackType
 
 LIBRARIES = ("transformers", "accelerate", "diffusers")
 """Libraries whose imported modules are all patched."""
@@ -28,6 +32,9 @@ READERS = {
 """Functions and classes to replace, by module of the package."""
 
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []
+_before = Counts()
+_last: PatchReport | None = None
+_logger = logging.getLogger("tload")
 
 
 class SharedChange:
@@ -51,6 +58,16 @@ class SharedChange:
     def _renew(self) -> None:
         self._lock = threading.Lock()
 
+    @property
+    def is_active(self) -> bool:
+        """`True` while a block is active."""
+        return self._active > 0
+
+    @property
+    def is_first(self) -> bool:
+        """`True` in `make` if no other block is active."""
+        return self._active == 1
+
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Make the change for a block."""
@@ -73,8 +90,7 @@ class SharedChange:
             self._undo()
 
 
-@contextmanager
-def patch() -> Iterator[tuple[str, ...]]:
+class patch(ContextDecorator):  # noqa: N801  # used like a function
     """Let transformers, accelerate and diffusers read safetensors files with tload in a block.
 
     In their modules, `safe_open`, `load_file`, `load` and `load_model` of the safetensors package
@@ -86,19 +102,69 @@ def patch() -> Iterator[tuple[str, ...]]:
 
     transformers and accelerate are imported if they are installed, diffusers is not.
 
-    Yields:
-        The replaced attributes, as `module.name`. Empty if neither the package nor one of the
-            libraries is installed.
+    The block yields the replaced attributes, as `module.name`: none if neither the package nor one of
+    the libraries is installed. `tload.patch.report()` tells what was read; the end of the block logs
+    it at level `INFO`, and each file that is opened at level `DEBUG`.
 
     Examples:
         >>> with tload.patch():
         ...     model = AutoModelForCausalLM.from_pretrained("model_dir")
+        >>> print(tload.patch.report())
+        1 file opened, 39 tensors: 6.4 MiB as views of mapped files
     """
-    with _readers():
-        yield tuple(f"{module.__name__}.{name}" for module, name, _, _ in _replaced)
+
+    def __init__(self) -> None:
+        """Prepare a block. It begins with `with`."""
+        self._blocks: list[ExitStack] = []
+
+    def __enter__(self) -> tuple[str, ...]:
+        """Replace the readers, and return the replaced attributes."""
+        with ExitStack() as stack:
+            stack.enter_context(_readers())
+            replaced = _names()
+            self._blocks.append(stack.pop_all())
+        return replaced
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Restore the readers at the end of the outermost block."""
+        self._blocks.pop().__exit__(kind, error, traceback)
+
+    @staticmethod
+    def report() -> PatchReport:
+        """Return what was opened and read in the outermost block: the active or the last one.
+
+        Other uses of `tload.safetensors` at the same time are counted too.
+
+        Examples:
+            >>> tload.patch.report().viewed_tensors
+            39
+        """
+        return _report() if _readers.is_active or _last is None else _last
+
+
+def _names() -> tuple[str, ...]:
+    return tuple(f"{module.__name__}.{name}" for module, name, _, _ in _replaced)
+
+
+def _report() -> PatchReport:
+    counts = readers.counts().since(_before)
+    return PatchReport(
+        replaced=_names(),
+        files=readers.files(),
+        opened=counts.opened,
+        viewed_tensors=counts.viewed_tensors,
+        viewed_bytes=counts.viewed_bytes,
+        read_tensors=counts.read_tensors,
+        read_bytes=counts.read_bytes,
+    )
 
 
 def _restore() -> None:
+    global _last  # noqa: PLW0603
+    _last = _report()
+    _logger.info("patch: %s", _last)
     while _replaced:
         module, name, theirs, ours = _replaced.pop()
         if vars(module).get(name) is ours:
@@ -106,6 +172,10 @@ def _restore() -> None:
 
 
 def _replace() -> None:
+    global _before  # noqa: PLW0603
+    if _readers.is_first:
+        readers.forget_files()
+        _before = readers.counts()
     for name in MODULES:
         # A module that cannot be imported reads nothing.
         with suppress(Exception):

@@ -13,6 +13,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from tload import _tload
+from tload._report.readers import readers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +32,11 @@ def text() -> str:
     They are of this process: loads that have ended, and the bytes and waits of its caches of objects.
     Times are in seconds, sizes in bytes. `tload_phase_seconds_total` divides the time of each load
     into `open` (its checkpoint), `start` (from the call until the first tensor) and `stream` (from
-    there until the end).
+    there until the end). What `tload.safetensors` hands out, also inside `tload.patch`, has counters
+    of its own: `tload_safetensors_files_total`, `tload_safetensors_tensors_total` and
+    `tload_safetensors_bytes_total`, with `how="view"` for views of mapped files.
     """
-    return _tload.metrics_text()
+    return _tload.metrics_text() + readers.metrics()
 
 
 def register(registry: CollectorRegistry | None = None) -> None:

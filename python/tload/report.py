@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from tload import _tload
+
 __all__ = [
     "CacheReport",
     "DepthReport",
@@ -14,6 +16,7 @@ __all__ = [
     "EngineReport",
     "GroupReport",
     "MirrorReport",
+    "PatchReport",
     "PhaseReport",
     "Report",
     "StageTimes",
@@ -215,6 +218,39 @@ class GroupReport:
     slowest_rank: int | None
     """Rank whose part of the load was the last to be taken over; `None` on every rank but the
     leader, and there while one of the others has not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchReport:
+    """What libraries have read with tload in a block of `tload.patch`. `str()` is one line."""
+
+    replaced: tuple[str, ...]
+    """Attributes of the libraries that were replaced, as `module.name`."""
+    files: tuple[str, ...]
+    """Locations that were opened, without repetition: the first 1000."""
+    opened: int
+    """Number of files that were opened, with repetition."""
+    viewed_tensors: int
+    """Tensors handed out as views of mapped files: nothing is read before they are used."""
+    viewed_bytes: int
+    """Bytes of these."""
+    read_tensors: int
+    """Tensors, or parts of them, that were read."""
+    read_bytes: int
+    """Bytes of these."""
+
+    def __str__(self) -> str:
+        if not self.replaced:
+            return "nothing was replaced: neither safetensors nor a library that reads with it is imported"
+        tensors = self.viewed_tensors + self.read_tensors
+        line = f"{_counted(self.opened, 'file')} opened, {_counted(tensors, 'tensor')}"
+        sizes = [(self.viewed_bytes, "as views of mapped files"), (self.read_bytes, "read")]
+        shown = [f"{_tload.format_bytes(size)} {how}" for size, how in sizes if size]
+        return f"{line}: {', '.join(shown)}" if shown else line
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @dataclass(frozen=True, slots=True)

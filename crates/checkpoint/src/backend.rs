@@ -12,7 +12,7 @@ use self::objects::Objects;
 use super::OpenOptions;
 use super::opening::OpenedFiles;
 use super::together::{Opening, Passed, Together};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::Precedence;
 use crate::options::{Location, StoreOptions};
 use crate::storage::{ConfinedDir, OpenedState, Remote, Source, is_in_snapshot, is_network};
@@ -154,6 +154,19 @@ impl Backend {
             }
             Ok(found)
         })
+    }
+
+    /// Adds a near name to the error that nothing is at `location`, if its store lists one. Names of
+    /// files have a suggestion already.
+    pub(super) fn suggest_near(&self, error: Error, location: &Location) -> Error {
+        #[cfg(feature = "object")]
+        return self
+            .pending
+            .during(location, "looking for a near name", || {
+                self.objects.suggest_near(error, location)
+            });
+        #[cfg(not(feature = "object"))]
+        return error.or_location(location);
     }
 
     /// Returns whether safetensors files are among the first entries of a local directory.

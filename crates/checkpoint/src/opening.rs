@@ -60,8 +60,9 @@ impl OpenedCheckpoint {
             let set = backend.timeline.time("list", || {
                 let nearest = backend.nearest(std::slice::from_ref(&location))?;
                 ShardSet::find(nearest.first().unwrap_or(&location), backend)
-            })?;
-            Self::new(location, set, backend, started)
+            });
+            let opened = set.and_then(|set| Self::new(location.clone(), set, backend, started));
+            opened.map_err(|error| backend.suggest_near(error, &location))
         })
     }
 
@@ -139,8 +140,9 @@ impl OpenedCheckpoint {
         let backend = Backend::on(remote, &location, store);
         Self::run_with_timeout(backend, move |backend, started| {
             let list = || ShardSet::find(&location, backend);
-            let set = backend.timeline.time("list", list)?;
-            Self::new(location, set, backend, started)
+            let set = backend.timeline.time("list", list);
+            let opened = set.and_then(|set| Self::new(location.clone(), set, backend, started));
+            opened.map_err(|error| backend.suggest_near(error, &location))
         })
     }
 

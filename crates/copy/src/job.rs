@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fetch::Sources;
 use crate::format::Precedence;
 use crate::list::{self, Entry, Listing};
+use crate::near::suggest_near;
 use crate::options::{Location, Protocol, StoreOptions};
 use crate::paths::Filter;
 use crate::plan::{self, CopyPlan};
@@ -146,18 +147,24 @@ impl CopyJob {
     /// [`ErrorKind::OutOfMemory`] for a full disk; [`ErrorKind::Changed`] for a source that was
     /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
     /// After an error, the bytes that have arrived are kept for the next copy.
-    pub fn run(mut self) -> Result<CopyReport> {
+    pub fn run(self) -> Result<CopyReport> {
+        let (source, sources) = (self.source.clone(), Sources::new(&self.store, &self.client));
+        let remote = || sources.remote().cloned();
+        let copied = self.copy(&sources);
+        copied.map_err(|error| suggest_near(error, &source, remote))
+    }
+
+    fn copy(mut self, sources: &Sources) -> Result<CopyReport> {
         let started = Instant::now();
         self.validate()?;
         self.refuse_own_directory()?;
         let filter = Filter::new(&self.options)?;
-        let sources = Sources::new(&self.store, &self.client);
-        self.fill_hub_cache(&filter, &sources)?;
+        self.fill_hub_cache(&filter, sources)?;
         let Listing {
             entries,
             mut unusable,
             ..
-        } = list::find(&self.source, &filter, &sources, &self.ongoing)?;
+        } = list::find(&self.source, &filter, sources, &self.ongoing)?;
         let (entries, others) = unusable::split(entries);
         unusable.extend(others);
         if entries.is_empty() && !unusable.is_empty() {
@@ -190,19 +197,13 @@ impl CopyJob {
                 Some(root) => self.fitting(&root, entries, &mut unusable)?,
                 None => entries,
             };
-            let plan = plan::plan(
-                entries,
-                &self.target,
-                &sources,
-                &self.options,
-                &self.ongoing,
-            )?;
+            let plan = plan::plan(entries, &self.target, sources, &self.options, &self.ongoing)?;
             return Ok(self.report(started, Some(plan), unusable));
         }
         let root = self.open_target()?;
         let fitting = self.fitting(&root, entries, &mut unusable)?;
         let entries = self.absent(fitting, &root)?;
-        executor::run(entries, &root, &sources, &self.options, &self.ongoing)?;
+        executor::run(entries, &root, sources, &self.options, &self.ongoing)?;
         if unusable.is_empty() || self.options.skip_unusable {
             return Ok(self.report(started, None, unusable));
         }

@@ -8,7 +8,7 @@
 //! `journal` and `record` persist the state, `recording` says when, `executor` keeps many requests
 //! in flight, and `cancel` cancels them. `control` shows progress to other threads, and
 //! `copy_report` is the result. `plan` is the dry run, `listed` lists without copying, `beside`
-//! reads one small file without copying it, and `hub_cache` writes into the cache of
+//! reads one small file without copying it, `near` knows names near a misspelt one, and `hub_cache` writes into the cache of
 //! `huggingface_hub`. The copy does not parse tensors.
 
 mod beside;
@@ -23,6 +23,7 @@ mod job;
 mod journal;
 mod list;
 mod listed;
+mod near;
 mod ownership;
 mod paths;
 mod plan;
@@ -39,6 +40,7 @@ pub use copy_report::CopyReport;
 pub use hub_cache::fill_all;
 pub use job::CopyJob;
 pub use listed::{ListedFile, list_files};
+pub use near::suggest_near;
 pub use paths::components;
 pub use plan::{CopyAction, CopyPlan, PlannedFile};
 pub(crate) use tload_base::{error, options, sync};

@@ -12,6 +12,7 @@ from tload._checkpoint.checkpoint import Checkpoint
 from tload._checkpoint.opening import open as open_checkpoint
 from tload._errors import NoSuchTensorError, NotFoundError
 from tload._options.load_options import verifies
+from tload._report.readers import readers
 from tload._sources.locations import SCHEMES
 from tload._sources.opened import open_raw
 from tload.safetensors._errors import SafetensorError, as_safetensors, no_such_tensor
@@ -89,6 +90,7 @@ class Opened:
         # An index is a file too, but not the one to map.
         is_one = [shard.location for shard in self.checkpoint.shards] == [path]
         self.memory = seen.map() if seen is not None and is_one else None
+        readers.opened(self.checkpoint.location, is_mapped=self.memory is not None)
 
     def info(self, name: str) -> TensorInfo:
         """Return the header entry of a tensor."""
@@ -102,17 +104,17 @@ class Opened:
 
     def tensor(self, info: TensorInfo) -> Any:
         """Return a whole tensor."""
-        return self.finish(self._whole(info))
+        return self.finish(self._counted(self._whole(info)))
 
     def part(self, info: TensorInfo, index: Any) -> Any:
         """Return the part of a tensor that an index selects."""
         if self.framework.is_torch:
-            return self.finish(self._torch_part(info, index))
+            return self.finish(self._counted(self._torch_part(info, index)))
         basic = strict(index, info.shape)
         if self.memory is None:
-            return self.finish(self._read(info, basic))
+            return self.finish(self._counted(self._read(info, basic)))
         # With the ellipsis, numpy does not make a scalar of a single element.
-        return self.finish(numpy_view(self.memory, info)[(*basic, ...)])
+        return self.finish(self._counted(numpy_view(self.memory, info)[(*basic, ...)]))
 
     def tensors(self) -> dict[str, Any]:
         """Return all tensors, in file order."""
@@ -180,6 +182,9 @@ class Opened:
         if self.device == "cpu" or self.is_on_gpu:
             return tensor
         return tensor.to(self.device)
+
+    def _counted(self, tensor: Any) -> Any:
+        return readers.handed_out(tensor, is_view=self.memory is not None)
 
     def _torch_part(self, info: TensorInfo, index: Any) -> Any:
         if info.dtype == "F4":

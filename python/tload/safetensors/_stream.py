@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tload._load.load import stream as stream_tensors
 from tload._options.keywords import LoadKeywords
+from tload._report.readers import readers
 from tload.safetensors._errors import as_safetensors
 from tload.safetensors._index import packed
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class PartStream:
     """Yields `(name, tensor)` as they become complete. Temporary tensors are freed one by one."""
 
-    __slots__ = ("_cuts", "_opened", "_stream")
+    __slots__ = ("_cuts", "_is_view", "_opened", "_stream")
 
     def __init__(self, opened: Opened, indices: Mapping[str, Basic | None]) -> None:
         """Start to read."""
@@ -42,6 +43,7 @@ class PartStream:
             keywords["cache"] = "map"
             keywords["writable"] = True
         self._opened = opened
+        self._is_view = keywords.get("cache") == "map"
         with as_safetensors():
             self._stream: TensorStream[Any] = stream_tensors(
                 opened.checkpoint, framework="torch" if opened.framework.is_torch else "numpy", **keywords
@@ -56,7 +58,7 @@ class PartStream:
         index = self._cuts.get(name)
         if index is not None:
             tensor = self._opened.cut(tensor, self._opened.checkpoint[name], index)
-        return name, self._opened.finish(tensor)
+        return name, self._opened.finish(readers.handed_out(tensor, is_view=self._is_view))
 
     def cancel(self) -> None:
         """Stop reading. May be called from any thread."""

@@ -146,8 +146,12 @@ def stream(
                 _start(opened, names, settings, ranks, group, logger) as tensors,
                 open_bar(sum(info.nbytes for info in tensors.tensors)) as bar,
             ):
+                drawn = 0
                 for name, tensor in tensors:
-                    bar.update(tensor.nbytes)
+                    # Large tensors fill side by side: bytes arrive before the first is complete.
+                    done = tensors.progress.bytes_done
+                    bar.update(done - drawn)
+                    drawn = done
                     yield name, tensor
             _tell(tensors.report, shown, logger)
     except Error as error:

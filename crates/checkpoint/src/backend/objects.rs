@@ -131,6 +131,12 @@ impl Objects {
         Ok(opened.map(|object| -> Arc<dyn Source> { Arc::new(object) }))
     }
 
+    /// Adds a near name to the error that nothing is at `location`, if its store lists one.
+    #[cfg(feature = "object")]
+    pub(super) fn suggest_near(&self, error: Error, location: &Location) -> Error {
+        tload_copy::suggest_near(error, location, || self.remote().cloned())
+    }
+
     /// Looks up whether `location` is an object or a prefix, and lists a prefix. Returns a note on
     /// what the list leaves out.
     pub(super) fn find(&self, location: &Location) -> Result<(Found, Option<String>)> {

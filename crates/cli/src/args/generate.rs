@@ -124,7 +124,7 @@ mod tests {
         let mut text = Vec::new();
         completions(&args, OsStr::new("tload"), &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
-        let load = &text[text.find("        tload__load)").expect("load")..];
+        let load = &text[text.find("        tload__subcmd__load)").expect("load")..];
         let values = |flag: &str| {
             let case = &load[load
                 .find(&format!("                {flag})"))

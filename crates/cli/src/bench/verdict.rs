@@ -39,6 +39,7 @@ fn reached(cell: &CellResults) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::page_cache::Found;
     use crate::bench::testing::{plan, results, sample};
 
     /// Measures a load and its ceiling, with defaults.
@@ -49,8 +50,15 @@ mod tests {
         cell.configuration.options.depth = None;
         cell.configuration.options.extent_bytes = None;
         let mut results = results(&plan);
-        results.add(0, sample(1, Contender::Tload, load));
-        results.add(0, sample(1, Contender::Ceiling, 2e9));
+        for (contender, speed) in [(Contender::Tload, load), (Contender::Ceiling, 2e9)] {
+            let mut sample = sample(1, contender, speed);
+            sample.measurement.residency.found = match state {
+                CacheState::Cold => Found::Cold,
+                CacheState::Warm => Found::Warm,
+                CacheState::Remote => Found::Remote,
+            };
+            results.add(0, sample);
+        }
         sentences(&results)
     }
 

@@ -36,6 +36,7 @@ mod listener;
 mod lists;
 mod loads;
 mod mirrors;
+mod near_names;
 mod network;
 mod openings;
 mod passed_on;

@@ -38,6 +38,12 @@ fn checkpoint_is_loaded_copied_and_verified() {
     let model = format!("{}/model", server.url);
     assert_eq!(digest(&model, &[]), wanted);
     assert_eq!(digest(&format!("{model}/"), &["--verify=require"]), wanted);
+    for command in ["load", "ls"] {
+        let refused = run([command, &format!("{}/modle", server.url)]);
+        assert_eq!(refused.status.code(), Some(3));
+        let refused = stderr(&refused);
+        assert!(refused.contains("did you mean \"model\"?"), "{refused}");
+    }
     let copy = folder.path().join("copy");
     succeed(["cp", &*model, copy.to_str().unwrap()]);
     assert_eq!(digest(copy.to_str().unwrap(), &[]), wanted);
