@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use tload::internal::{OptionKey, OptionKind, nearest_name};
 use tload::{LoadOptions, Verify};
 
+use super::configured;
+
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Tensor selection (any matching filter selects a tensor)")]
 pub(crate) struct SelectArgs {
@@ -127,6 +129,8 @@ fn arg(key: &'static OptionKey) -> Arg {
         .long(id(key))
         .value_name(value_name(key))
         .help(format!("{} [default: {}]", key.summary, key.default))
+        .default_value(configured::option(key.name))
+        .hide_default_value(true)
         .value_parser(move |text: &str| parse(key, text));
     let arg = match key.variable() {
         Some(variable) => arg.env(variable).hide_env_values(true),
