@@ -71,6 +71,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, os.devnull)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("TLOAD_CONFIG", "")
     monkeypatch.setattr(tload._load.stream, "_noted", set())
 
 

@@ -47,7 +47,7 @@ def test_values_become_texts() -> None:
         "headers": {"X-A": "b", "X-C": "d"},
         "header.X-E": "f",
     }
-    assert store_options.resolve(store, {}) == [
+    assert store_options.resolve("m", store, {}) == [
         ("endpoint", "http://127.0.0.1:9000"),
         ("anonymous", "true"),
         ("tls_verify", "false"),
@@ -61,25 +61,25 @@ def test_values_become_texts() -> None:
         ("header.X-E", "f"),
     ]
     store_options.check(store)
-    assert store_options.resolve(None, {}) == store_options.resolve({}, {}) == []
+    assert store_options.resolve("m", None, {}) == store_options.resolve("m", {}, {}) == []
 
 
 def test_call_overrides_environment_per_key() -> None:
     environment = {"TLOAD_STORE": "region=eu-west-1\r\n\n  Anonymous =yes\nsas= ?a=b&c=d\nheader.x-a=b"}
-    assert store_options.resolve(None, environment) == [
+    assert store_options.resolve("m", None, environment) == [
         ("region", "eu-west-1"),
         ("Anonymous", "yes"),
         ("sas", " ?a=b&c=d"),
         ("header.x-a", "b"),
     ]
     store: Store = {"anonymous": False, "headers": {"X-A": "c"}}
-    assert store_options.resolve(store, environment) == [
+    assert store_options.resolve("m", store, environment) == [
         ("region", "eu-west-1"),
         ("sas", " ?a=b&c=d"),
         ("anonymous", "false"),
         ("header.X-A", "c"),
     ]
-    assert store_options.resolve({"retries": 1}, {"TLOAD_STORE": "retries=many"}) == [("retries", "1")]
+    assert store_options.resolve("m", {"retries": 1}, {"TLOAD_STORE": "retries=many"}) == [("retries", "1")]
 
 
 def test_the_environment_reaches_every_call(floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_keywords_and_the_same_keys_of_store_are_one_option(tmp_path: Path, floa
         ("mirrors", "http://a/m,http://b/m"),
     ]
     # They override the environment, as `store` does.
-    assert store_options.merge(taken(None, cache_dir=tmp_path), {"TLOAD_CACHE_DIR": "/elsewhere"}) == [directory]
+    assert store_options.merge("m", taken(None, cache_dir=tmp_path), {"TLOAD_CACHE_DIR": "/elsewhere"}) == [directory]
     with (
         tload.open(floats[0], cache_dir=tmp_path) as checkpoint,
         pytest.raises(tload.InvalidRequestError, match="store= has no effect on an open checkpoint"),

@@ -264,7 +264,7 @@ def test_files_and_environment_are_as_with_dicts(
         assert sorted(pickle.loads(pickle.dumps(checkpoint))) == sorted(CONTENT)
     typed = PROTOCOLS[protocol](retries=1)
     monkeypatch.setenv("TLOAD_STORE", "retries=7\nread_timeout=9")
-    assert store_options.resolve(typed, {"TLOAD_STORE": "retries=7\nread_timeout=9"}) == [
+    assert store_options.resolve("m", typed, {"TLOAD_STORE": "retries=7\nread_timeout=9"}) == [
         ("read_timeout", "9"),
         ("retries", "1"),
     ]

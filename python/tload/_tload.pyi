@@ -28,6 +28,8 @@ __all__ = [
     "check_options",
     "check_store",
     "cli_main",
+    "configured_options",
+    "configured_store",
     "copy",
     "finish_caching",
     "finish_serving",
@@ -137,6 +139,12 @@ def check_store(store: Sequence[tuple[str, str]]) -> None:
 
 def store_secrets(store: Sequence[tuple[str, str]]) -> list[str]:
     """Return the keys whose values are secrets or may be."""
+
+def configured_options() -> dict[str, str]:
+    """Return the options of loads that the configuration file sets, as text like that of variables."""
+
+def configured_store(locations: Sequence[str | PathLike[str]]) -> list[tuple[str, str]]:
+    """Return the options of stores that the configuration file sets for a checkpoint at `locations`."""
 
 def parse_store_option(text: str) -> tuple[str, str]:
     """Split `key=value` into key and value."""

@@ -12,6 +12,7 @@
 mod args;
 mod bench;
 mod command;
+mod configuration;
 mod deadline;
 mod digest;
 mod doctor;
@@ -79,6 +80,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         &args.display,
         log.as_deref().map(OsStr::to_string_lossy).as_deref(),
     );
+    let answer = Answer::new(args.command.answers_in_json());
+    if let (true, Err(error)) = (args.command.is_configured(), configuration::current()) {
+        let status = exit::status(&error);
+        answer.fail(&mut io::stdout(), &error, status);
+        output::error::print(&error);
+        return status;
+    }
     // The doctor reports them as findings.
     if !matches!(args.command, Command::Doctor(_)) {
         let variables = options::variables();
@@ -91,7 +99,6 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let limits = Limits::current();
     limits.raise_files();
     tload::internal::reserve_descriptors();
-    let answer = Answer::new(args.command.answers_in_json());
     Interrupt::install(&System::real(), answer)
         .attend(|interrupt| attended(args, &arguments, interrupt, &limits))
 }

@@ -12,6 +12,7 @@ use tload::{
     Device, DeviceMap, Error, ErrorKind, LoadOptions, Location, OpenOptions, Result, Selection,
     StoreOptions,
 };
+use tload_config::Config;
 use tload_serve::{ServeOptions, TlsFiles};
 use tload_synth::Preset;
 
@@ -21,6 +22,7 @@ use crate::args::{
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::command::Order;
+use crate::configuration;
 
 /// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.
 const SWEEP_DEPTHS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -59,9 +61,21 @@ pub(crate) fn written(location: &Location, argument: Option<&OsStr>) -> OsString
     argument.map(Into::into).or_else(path).unwrap_or_default()
 }
 
-/// Collects the options of object stores. Blank ones are skipped: the variable may end with one.
-pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
-    let mut options = StoreOptions::new();
+/// Collects the options of object stores for what is at `location`, or for all: of the
+/// configuration file, of variables and of arguments.
+pub(crate) fn store(args: &StoreArgs, location: Option<&Location>) -> Result<StoreOptions> {
+    let config = configuration::current()?;
+    store_over(&config, args, location)
+}
+
+/// Like [`store`], with this configuration. Blank options are skipped: the variable may end with
+/// one.
+pub(crate) fn store_over(
+    config: &Config,
+    args: &StoreArgs,
+    location: Option<&Location>,
+) -> Result<StoreOptions> {
+    let mut options = config.store_options(location.map_or(&[], std::slice::from_ref))?;
     let variable = |error: Error| error.with_context("environment variable TLOAD_STORE");
     for option in args.environment.iter().filter(|option| !is_blank(option)) {
         let (key, value) = pair(option).map_err(variable)?;
@@ -83,13 +97,12 @@ pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
     Ok(options)
 }
 
-/// Like [`store`], with `timeout` as the time limit for opening unless the user set one.
-pub(crate) fn store_within(args: &StoreArgs, timeout: Option<Duration>) -> Result<StoreOptions> {
-    let mut options = store(args)?;
-    if let (Some(timeout), None) = (timeout, store_value(args, "open_timeout")) {
-        options.set("open_timeout", timeout.as_secs_f64().to_string())?;
+/// Sets `timeout` as the time limit for opening unless the user set one.
+pub(crate) fn within(timeout: Option<Duration>, mut store: StoreOptions) -> Result<StoreOptions> {
+    if let (Some(timeout), None) = (timeout, store.get("open_timeout")) {
+        store.set("open_timeout", timeout.as_secs_f64().to_string())?;
     }
-    Ok(options)
+    Ok(store)
 }
 
 /// Returns the options for opening a checkpoint, with `store` for object stores.
@@ -99,17 +112,10 @@ pub(crate) fn opening(store: StoreOptions, args: &OpenArgs) -> OpenOptions {
     options
 }
 
-/// Returns the value that the user set for `key`.
-pub(crate) fn store_value(args: &StoreArgs, key: &str) -> Option<String> {
-    let pairs = args
-        .environment
-        .iter()
-        .chain(&args.store)
-        .rev()
-        .filter_map(|option| pair(option).ok());
-    pairs
-        .into_iter()
-        .find_map(|(name, value)| name.eq_ignore_ascii_case(key).then_some(value))
+/// Returns whether options of `--store` or `TLOAD_STORE` set `key`.
+pub(crate) fn pairs_have(options: &[OsString], key: &str) -> bool {
+    let mut pairs = options.iter().filter_map(|option| pair(option).ok());
+    pairs.any(|(name, _)| name.eq_ignore_ascii_case(key))
 }
 
 fn pair(option: &OsStr) -> Result<(String, String)> {
@@ -296,9 +302,10 @@ pub(crate) fn preset(arg: PresetArg) -> Preset {
 /// Converts the options of a server.
 pub(crate) fn serve(args: &ServeArgs) -> Result<ServeOptions> {
     let files = args.tls_cert.clone().zip(args.tls_key.clone());
+    let location = args.location.as_deref().map(location).transpose()?;
     Ok(ServeOptions {
-        location: args.location.as_deref().map(location).transpose()?,
-        store: store(&args.store)?,
+        store: store(&args.store, location.as_ref())?,
+        location,
         listen: args.listen.clone(),
         token_file: args.token_file.clone(),
         tls: files.map(|(certificate, key)| TlsFiles { certificate, key }),

@@ -11,6 +11,7 @@
 
 mod allocator;
 mod checkpoint;
+mod configuration;
 mod copy;
 mod dlpack;
 mod early;
@@ -48,6 +49,8 @@ mod _tload {
 
     #[pymodule_export]
     use crate::checkpoint::Checkpoint;
+    #[pymodule_export]
+    use crate::configuration::{configured_options, configured_store};
     #[pymodule_export]
     use crate::copy::{copy, has_secret, list_files, read_beside, show_location};
     #[pymodule_export]

@@ -183,7 +183,7 @@ def copy(
             skip_unusable=skip_unusable,
             dry_run=dry_run,
             options=options,
-            store=store_options.resolve(store, os.environ),
+            store=store_options.resolve(source, store, os.environ),
             progress=show,
         )
         decoded: CopyReport = decode(CopyReport, json.loads(report))
@@ -214,4 +214,5 @@ def list_files(source: Location, *, store: Store | None = None, **keywords: Unpa
     """
     check_location("source", source)
     store = store_options.take(store, keywords)
-    return [ListedFile._make(row) for row in _tload.list_files(source, store=store_options.resolve(store, os.environ))]
+    pairs = store_options.resolve(source, store, os.environ)
+    return [ListedFile._make(row) for row in _tload.list_files(source, store=pairs)]

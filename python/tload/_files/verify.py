@@ -207,12 +207,12 @@ def verify(
     store = store_options.take(store, keywords)
     limits = OptionKeywords(timeout=timeout)
     options = resolve(None, limits, variables=limits)
-    pairs = store_options.resolve(store, os.environ)
+    pairs = store_options.resolve(location, store, os.environ)
     is_followed = follows(follow_symlinks, os.environ)
     signed = None
     if signature is not None:
         began = time.monotonic()
-        bounded = store_options.merge(store_options.read(store), os.environ, options.timeout)
+        bounded = store_options.merge(location, store_options.read(store), os.environ, options.timeout)
         place, content = _tload.read_signature(location, store=bounded, follow_symlinks=is_followed)
         signed = _signed(place, content, signature)
         if options.timeout is not None:

@@ -207,7 +207,7 @@ Options.__init__ = suggests_keywords(Options.__init__)  # type: ignore[method-as
 def resolve(options: Options | None, keywords: OptionKeywords, variables: Iterable[str] = tuple(VARIABLES)) -> Options:
     """Merge the options of a call: keywords override `options`, which override the environment.
 
-    Of the environment, only the variables of the fields in `variables` count.
+    The environment overrides the configuration file. Of both, only the fields in `variables` count.
     """
     if options is not None and not isinstance(options, Options):
         message = f"options: wanted tload.Options, found {type(options).__qualname__}"
@@ -221,9 +221,13 @@ def resolve(options: Options | None, keywords: OptionKeywords, variables: Iterab
 
 
 def verifies() -> bool:
-    """Return whether `TLOAD_VERIFY` turns on verification for loads without an option."""
-    text = os.environ.get(VARIABLES["verify"], "").strip()
-    return bool(text) and _tload.verify_mode(Options(verify=_tload.option_from_variable("verify", text))) != "off"
+    """Return whether the environment turns on verification for loads without an option."""
+    return _tload.verify_mode(resolve(None, OptionKeywords(), variables=("verify",))) != "off"
+
+
+def is_chosen(name: str) -> bool:
+    """Return whether the environment or the configuration file sets an option."""
+    return getattr(resolve(None, OptionKeywords(), variables=(name,)), name) is not None
 
 
 def is_strict(options: Options) -> bool:
@@ -233,8 +237,9 @@ def is_strict(options: Options) -> bool:
 
 def _with_environment(options: Options, environment: Mapping[str, str], variables: Iterable[str]) -> Options:
     given: dict[str, Any] = {}
+    configured = _tload.configured_options()
     for name in variables:
-        text = environment.get(VARIABLES[name], "").strip()
+        text = environment.get(VARIABLES[name], "").strip() or configured.get(name)
         if text and getattr(options, name) is None:
             given[name] = _tload.option_from_variable(name, text)
     return dataclasses.replace(options, **given)

@@ -16,7 +16,7 @@ from tload._options.keywords import StoreKeywords, lists, suggests_keywords
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tload.typing import Duration, Store
+    from tload.typing import Duration, Location, Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,22 +41,30 @@ EXIT_SECONDS = 10.0
 """Time that the end of a process waits for the cache of object stores."""
 
 
-def resolve(store: Store | None, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Merge the options of a call with the environment; the call wins, key by key."""
-    return merge(read(store), environment)
+def resolve(
+    source: Location | list[Location], store: Store | None, environment: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Merge the options of a call for `source` with the environment; the call wins, key by key."""
+    return merge(source, read(store), environment)
 
 
 def merge(
-    given: list[tuple[str, str]], environment: Mapping[str, str], timeout: Duration | None = None
+    source: Location | list[Location],
+    given: list[tuple[str, str]],
+    environment: Mapping[str, str],
+    timeout: Duration | None = None,
 ) -> list[tuple[str, str]]:
-    """Merge options that `read` returned with the environment.
+    """Merge options that `read` returned with the environment, and with the configuration file.
 
     The `timeout` of a load bounds opening too.
     """
     variables.warn_of_unknown(environment)
     known = {_normal(key) for key, _ in given}
     bounds = [] if timeout is None else [("open_timeout", str(_tload.seconds("timeout", timeout)))]
-    return [*bounds, *_read_variable(environment, known), *_read_cache_variables(environment, known), *given]
+    configured = _tload.configured_store(source if isinstance(source, list) else [source])
+    ambient = [*_read_variable(environment, known), *_read_cache_variables(environment, known)]
+    # Of a repeated key, the last one counts.
+    return [*bounds, *configured, *ambient, *given]
 
 
 def takes_keywords(function: Callable[P, R]) -> Callable[P, R]:

@@ -52,7 +52,7 @@ class Origin:
         together = {} if opening is None else opening._asdict()
         if timeout is None:
             timeout = resolve(None, OptionKeywords(), variables=("timeout",)).timeout
-        pairs = store_options.merge(self.store, os.environ, timeout)
+        pairs = store_options.merge(self.source, self.store, os.environ, timeout)
         with spans.around("tload.open") as describe:
             if isinstance(self.source, list):
                 opened = _tload.Checkpoint.open_all(self.source, store=pairs, **together)

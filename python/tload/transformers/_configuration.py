@@ -52,7 +52,7 @@ def fetched(
         UnsupportedError: It needs code that comes with the checkpoint.
         Error: It cannot be read.
     """
-    pairs = store_options.resolve(store, os.environ)
+    pairs = store_options.resolve(location, store, os.environ)
     limits = resolve(options, OptionKeywords(), variables=("timeout",))
 
     def read(name: str) -> bytes | None:

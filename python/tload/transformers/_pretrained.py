@@ -16,7 +16,7 @@ from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._load import read_one
 from tload._load.load import require_files
 from tload._options.keywords import OptionKeywords
-from tload._options.load_options import Options, is_strict, resolve
+from tload._options.load_options import Options, is_chosen, is_strict, resolve
 from tload._patch import SharedChange, patch
 from tload._ranks.group import raw_group
 from tload._sources.locations import SCHEMES
@@ -316,10 +316,10 @@ def _load_pickled(
 def _may_be_mapped(checkpoint: Checkpoint) -> bool:
     """Return whether parameters may be views of the files, as in transformers' own loader.
 
-    They may not if the environment sets the cache or the engine, for remote files, or if a file
-    system has no mappings.
+    They may not if the environment or the configuration file sets the cache or the engine, for
+    remote files, or if a file system has no mappings.
     """
-    said = any(os.environ.get(variable) for variable in ("TLOAD_CACHE", "TLOAD_ENGINE"))
+    said = any(is_chosen(name) for name in ("cache", "engine"))
     return not said and may_be_mapped(shard.location for shard in checkpoint.shards)
 
 

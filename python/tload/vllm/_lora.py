@@ -245,7 +245,7 @@ def _missing(source: str, target: Path) -> int | None:
 
 def _read_config(source: str) -> bytes | None:
     limits = resolve(None, OptionKeywords(), variables=("timeout",))
-    pairs = store_options.resolve(None, os.environ)
+    pairs = store_options.resolve(source, None, os.environ)
     try:
         return _tload.read_beside(source, CONFIG, bytes_max=BYTES_MAX, options=limits, store=pairs)
     except IoError as error:

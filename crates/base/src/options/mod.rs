@@ -20,6 +20,6 @@ pub use cache_mode::CacheMode;
 pub use duration::parse_duration;
 pub use hub_id::HubId;
 pub use location::{Location, Protocol};
-pub use store_keys::StoreKey;
+pub use store_keys::{Form, StoreKey};
 pub use store_options::{StoreOptions, split_locations};
 pub use with_setters::with_setters;

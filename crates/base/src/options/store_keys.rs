@@ -16,20 +16,30 @@ pub struct StoreKey {
     pub secret: bool,
     /// Meaning, in one line.
     pub summary: &'static str,
-    pub(super) form: Form,
+    /// Form that a value must have.
+    pub form: Form,
 }
 
-/// Form that a value must have.
+/// Form of the values of a [`StoreKey`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub enum Form {
+    /// Text without control characters.
     Text,
+    /// `true` or `false`.
     Flag,
+    /// Positive duration.
     Duration,
+    /// Whole number.
     Count,
+    /// Bytes, possibly with a unit.
     Bytes,
+    /// URL of a server.
     Url,
+    /// `path` or `virtual`.
     Addressing,
+    /// `always`, `never` or `offline`.
     CacheCheck,
+    /// URLs, separated by commas.
     Locations,
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
-use super::location;
 use super::open::OpenArgs;
 use super::tuning::{SelectArgs, TuningArgs};
+use super::{configured, location};
 
 /// List, fill and shrink the cache of objects.
 ///
@@ -53,6 +53,9 @@ pub(crate) struct CacheDirArgs {
         long,
         value_name = "DIRECTORY",
         env = "TLOAD_CACHE_DIR",
+        default_value = configured::store("cache_dir"),
+        hide_default_value = true,
+        required = !configured::has_store("cache_dir"),
         hide_env_values = true
     )]
     pub(crate) cache_dir: PathBuf,
@@ -127,8 +130,10 @@ pub(crate) struct CachePruneArgs {
         long,
         value_name = "SIZE",
         value_parser = tload::internal::parse_bytes,
-        required_unless_present = "unused_for",
+        required_unless_present_any = configured::unless_store("cache_limit", "unused_for"),
         env = "TLOAD_CACHE_LIMIT",
+        default_value = configured::store("cache_limit"),
+        hide_default_value = true,
         hide_env_values = true
     )]
     pub(crate) max_size: Option<u64>,

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use tload::LoadOptions;
 
-use super::location;
 use super::store::StoreArgs;
 use super::time::TimeArgs;
 use super::tuning;
+use super::{configured, location};
 
 /// Copy a checkpoint and all files beside it into a local directory.
 ///
@@ -66,6 +66,8 @@ pub(crate) struct CopyArgs {
         value_name = "N",
         value_parser = depth,
         env = "TLOAD_DEPTH",
+        default_value = configured::option("depth"),
+        hide_default_value = true,
         hide_env_values = true
     )]
     pub(crate) depth: Option<usize>,
@@ -75,6 +77,8 @@ pub(crate) struct CopyArgs {
         value_name = "SIZE",
         value_parser = tload::internal::parse_bytes,
         env = "TLOAD_EXTENT",
+        default_value = configured::option("extent_bytes"),
+        hide_default_value = true,
         hide_env_values = true
     )]
     pub(crate) extent: Option<u64>,

@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn synopsis_of_a_manual_page_is_that_of_the_help() {
         let folder = tempfile::tempdir().unwrap();
-        manual(folder.path()).unwrap();
+        manual(OsStr::new("tload"), folder.path()).unwrap();
         let page = fs::read_to_string(folder.path().join("tload-load.1")).unwrap();
         let synopsis = page
             .lines()

@@ -3,6 +3,7 @@
 
 mod bench;
 mod cache;
+mod configured;
 mod copy;
 mod device;
 mod display;
@@ -77,6 +78,15 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Returns whether the command uses the configuration file, and fails if that is wrong. The
+    /// doctor reports it as a finding.
+    pub(crate) fn is_configured(&self) -> bool {
+        !matches!(
+            self,
+            Self::Synth(_) | Self::Doctor(_) | Self::Completions(_) | Self::Man(_)
+        )
+    }
+
     /// Returns whether the command answers in JSON on standard output.
     pub(crate) fn answers_in_json(&self) -> bool {
         match self {
@@ -183,7 +193,7 @@ pub(crate) struct DoctorArgs {
         long,
         value_name = "TIME",
         value_parser = tload::internal::parse_duration,
-        default_value = "10s",
+        default_value = configured::option_or("timeout", "10s"),
         env = "TLOAD_TIMEOUT",
         hide_env_values = true
     )]

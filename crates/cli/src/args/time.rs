@@ -10,6 +10,8 @@ pub(crate) struct TimeArgs {
         value_name = "TIME",
         value_parser = tload::internal::parse_duration,
         env = "TLOAD_TIMEOUT",
+        default_value = super::configured::option("timeout"),
+        hide_default_value = true,
         hide_env_values = true
     )]
     pub(crate) timeout: Option<Duration>,

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use tload::internal::{OptionKey, OptionKind, nearest_name};
 use tload::{LoadOptions, Verify};
 
+use super::configured;
+
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Tensor selection (any matching filter selects a tensor)")]
 pub(crate) struct SelectArgs {
@@ -129,6 +131,8 @@ fn arg(key: &'static OptionKey) -> Arg {
         .long(id(key))
         .value_name(value_name(key))
         .help(format!("{} [default: {}]", key.summary, key.default))
+        .default_value(configured::option(key.name))
+        .hide_default_value(true)
         .value_parser(ValueOf(key))
         .hide_possible_values(true);
     let arg = match key.variable() {

@@ -97,10 +97,10 @@ fn exported<R: Serialize>(
 }
 
 fn opening(args: &BenchArgs) -> Result<OpenOptions> {
-    Ok(options::opening(
-        options::store(&args.opening.store)?,
-        &args.opening,
-    ))
+    let location = args.location.as_deref();
+    let location = location.map(options::location).transpose()?;
+    let store = options::store(&args.opening.store, location.as_ref())?;
+    Ok(options::opening(store, &args.opening))
 }
 
 /// Runs the benchmark. On failure too, `results` holds the samples measured so far.
@@ -185,7 +185,7 @@ fn store_name(args: &BenchArgs, target: &Target<'_>) -> Option<String> {
     let host = match authority.split_once('@') {
         Some((_, account)) => Some(account.to_owned()),
         None if scheme.starts_with("http") => Some(authority.to_owned()),
-        None => options::store_value(&args.opening.store, "endpoint").and_then(|url| host_of(&url)),
+        None => host_of(opening(args).ok()?.store.get("endpoint")?),
     };
     Some(host.map_or_else(|| scheme.to_owned(), |host| format!("{scheme} at {host}")))
 }

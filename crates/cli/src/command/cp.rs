@@ -22,7 +22,7 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let source = options::location(&args.source)?;
     let copy = CopyJob::new(&source, &args.target)
         .options(options::copy(args))
-        .store(options::store(&args.store)?);
+        .store(options::store(&args.store, Some(&source))?);
     let control = copy.control();
     let report = watch(copy, &control, args.time.timeout, interrupt)?;
     note_unusable(&report, args.skip_unusable);

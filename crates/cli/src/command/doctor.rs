@@ -10,12 +10,14 @@ use serde::Serialize;
 use tload::internal::printable;
 use tload::internal::probe::StoreProbe;
 use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions};
+use tload_config::Config;
 
 use crate::args::DoctorArgs;
+use crate::configuration;
 use crate::deadline::{ERROR_GRACE, Watch};
 use crate::doctor::{
-    Change, Finding, Level, Settings, Storage, Urgency, examine, examine_storage,
-    examine_variables, first, no_answer,
+    Change, Finding, Level, Settings, Storage, Urgency, examine, examine_configuration,
+    examine_storage, examine_variables, first, no_answer,
 };
 use crate::host::System;
 use crate::host::limits::Limits;
@@ -36,11 +38,16 @@ pub(crate) fn run(
     limits: &Limits,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let settings =
-        Settings::new(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()))
-            .with_arguments(&args.opening);
+    let config = configuration::current();
+    let variable = |name: &str| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned());
+    let settings = Settings::new(config.as_deref().ok(), variable).with_arguments(&args.opening);
+    let location = args.location.as_deref();
+    let location = location.and_then(|text| options::location(text).ok());
     // An error in these options is reported even without a location.
-    let store = options::store_within(&args.opening.store, Some(args.timeout))?;
+    let nothing = Config::default();
+    let configured = config.as_deref().unwrap_or(&nothing);
+    let store = options::store_over(configured, &args.opening.store, location.as_ref())?;
+    let store = options::within(Some(args.timeout), store)?;
     let examined = args
         .location
         .as_deref()
@@ -50,6 +57,14 @@ pub(crate) fn run(
         .as_ref()
         .and_then(|examined| examined.checkpoint.get());
     let mut findings = examine(&System::real(), limits, &settings, checkpoint);
+    let is_set = |name: &str| variable(name).is_some_and(|text| !text.trim().is_empty());
+    let opening = &args.opening;
+    findings.push(examine_configuration(
+        &config,
+        opening,
+        location.as_ref(),
+        is_set,
+    ));
     let variables = options::variables();
     findings.extend(examine_variables(variables.iter().map(String::as_str)));
     let (mut outcome, mut measured) = (Ok(()), None);

@@ -29,7 +29,8 @@ pub(super) fn open_with(
     set: impl FnOnce(&mut OpenOptions),
 ) -> Result<Checkpoint> {
     let location = options::location(location)?;
-    let mut opening = options::opening(options::store_within(&args.store, timeout)?, args);
+    let store = options::within(timeout, options::store(&args.store, Some(&location))?)?;
+    let mut opening = options::opening(store, args);
     set(&mut opening);
     let watch = Watch {
         interrupt,

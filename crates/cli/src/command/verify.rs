@@ -24,7 +24,8 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
         .flatten()
         .try_for_each(|path| require_local(path))?;
     let location = options::location(&args.location)?;
-    let store = options::store_within(&args.opening.store, args.time.timeout)?;
+    let store = options::store(&args.opening.store, Some(&location))?;
+    let store = options::within(args.time.timeout, store)?;
     let verification = Verification::new(&location)
         .options(options::verify(args)?)
         .opening(options::opening(store, &args.opening));

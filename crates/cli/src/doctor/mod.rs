@@ -2,6 +2,7 @@
 //!
 //! A check never fails. A file that cannot be read is reported as a finding.
 
+mod configuration;
 mod disk;
 mod files;
 mod gpu;
@@ -25,6 +26,7 @@ use std::fmt;
 use serde::Serialize;
 use tload::Checkpoint;
 
+pub(crate) use configuration::finding as examine_configuration;
 pub(crate) use mount::{Storage, findings as examine_storage, no_answer};
 pub(crate) use settings::Settings;
 pub(crate) use top_fix::{Change, Urgency, first};

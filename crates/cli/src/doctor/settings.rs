@@ -3,6 +3,7 @@
 
 use tload::LoadOptions;
 use tload::internal::{OptionValue, format_bytes};
+use tload_config::Config;
 
 use super::{Finding, Level, Urgency};
 use crate::args::OpenArgs;
@@ -30,9 +31,14 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Reads the settings through `variable`. A blank variable counts as unset.
-    pub(crate) fn new(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let mut settings = Self::default();
+    /// Reads the settings through `variable`, over those of the configuration file. A blank
+    /// variable counts as unset.
+    pub(crate) fn new(config: Option<&Config>, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let configured = config.and_then(|config| config.load_options().ok());
+        let mut settings = Self {
+            options: configured.unwrap_or_default(),
+            ..Self::default()
+        };
         for key in LoadOptions::KEYS {
             let Some(name) = key.variable() else { continue };
             let text = variable(&name).filter(|text| !text.trim().is_empty());
@@ -127,7 +133,7 @@ mod tests {
             let found = variables.iter().find(|(other, _)| *other == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        Settings::new(value).finding()
+        Settings::new(None, value).finding()
     }
 
     #[test]

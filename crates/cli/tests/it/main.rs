@@ -5,6 +5,7 @@
 mod bench;
 mod cache;
 mod checkpoints;
+mod configuration;
 mod cp;
 mod cuda;
 mod display;
@@ -36,7 +37,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// Returns a command for the binary, without the caller's `TLOAD_*` variables.
+/// Returns a command for the binary, without the caller's `TLOAD_*` variables and configuration.
 fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tload"));
     command.args(arguments).stdin(Stdio::null());
@@ -45,6 +46,7 @@ fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
             command.env_remove(name);
         }
     }
+    command.env("TLOAD_CONFIG", "");
     command
 }
 

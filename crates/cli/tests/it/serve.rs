@@ -1,5 +1,6 @@
 //! `tload serve`: the server as a process of its own, asked by sockets, curl and tload itself.
 
+mod configured;
 mod descriptors;
 mod loads;
 mod passed_on;

@@ -7,10 +7,11 @@ use crate::error::{nearest_name, shortened};
 const PREFIX: &str = "TLOAD_";
 
 /// Variables that set no option of a load.
-const OTHERS: [&str; 11] = [
+const OTHERS: [&str; 12] = [
     "TLOAD_CACHE_DIR",
     "TLOAD_CACHE_CHECK",
     "TLOAD_CACHE_LIMIT",
+    "TLOAD_CONFIG",
     "TLOAD_HF_CACHE",
     "TLOAD_STORE",
     "TLOAD_FOLLOW_SYMLINKS",

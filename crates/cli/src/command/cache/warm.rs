@@ -38,7 +38,7 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
     }
     let started = Instant::now();
     let opening = OpenArgs {
-        store: waiting(&args.opening.store)?,
+        store: waiting(&args.opening.store, &location)?,
         ..args.opening.clone()
     };
     let checkpoint = open(&args.location, &opening, args.tuning.0.timeout, interrupt)?;
@@ -79,12 +79,12 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
 }
 
 /// Returns the options of the store, with that of waiting for the cache's disk.
-fn waiting(args: &StoreArgs) -> Result<StoreArgs> {
-    let has_directory = args.of_cache().any(|(key, _)| key == "cache_dir")
-        || options::store_value(args, "cache_dir").is_some();
-    if !has_directory {
-        return Err(invalid("no directory for the cache is set")
-            .with_hint("pass --cache-dir, or set TLOAD_CACHE_DIR"));
+fn waiting(args: &StoreArgs, location: &Location) -> Result<StoreArgs> {
+    let options = options::store(args, Some(location))?;
+    if options.get("cache_dir").is_none() {
+        return Err(invalid("no directory for the cache is set").with_hint(
+            "pass --cache-dir, or set TLOAD_CACHE_DIR, or dir in [cache] of the configuration file",
+        ));
     }
     let mut args = args.clone();
     args.store.push("cache_wait=true".into());

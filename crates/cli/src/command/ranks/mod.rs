@@ -42,8 +42,8 @@ pub(super) fn load(
     out: &mut dyn Write,
 ) -> Result<()> {
     // Mistakes in the request are not those of a rank.
-    options::location(&args.location)?;
-    options::store(&args.opening.store)?;
+    let location = options::location(&args.location)?;
+    options::store(&args.opening.store, Some(&location))?;
     options::selection(&args.select)?;
     options::device(&args.device)?;
     options::device_map(&args.device_map)?;

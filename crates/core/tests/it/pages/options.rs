@@ -1,4 +1,5 @@
-//! Table of a load's options in `docs/tuning.md`, from the core's.
+//! Table of a load's options in `docs/tuning.md`, and the keys of the configuration file, from the
+//! core's tables.
 
 use std::fmt::Write as _;
 
@@ -22,4 +23,41 @@ fn table_lists_options_with_a_flag() {
         "<!-- options: end -->",
         &(table + "\n"),
     );
+}
+
+/// Returns names as a paragraph, wrapped like prose.
+fn paragraph(names: impl Iterator<Item = &'static str>) -> String {
+    const WIDTH: usize = 100;
+    let mut lines = vec![String::new()];
+    let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+    for name in names.join(", ").split(' ') {
+        let line = lines.last_mut().expect("there is one");
+        if line.len() + 1 + name.len() > WIDTH {
+            lines.push(name.to_owned());
+        } else {
+            *line += if line.is_empty() { "" } else { " " };
+            *line += name;
+        }
+    }
+    format!("\n{}.\n\n", lines.join("\n"))
+}
+
+#[test]
+fn configuration_file_lists_its_keys() {
+    let loads = LoadOptions::KEYS.iter().filter(|key| key.flag.is_some());
+    let stores = tload::StoreOptions::KEYS.iter();
+    let is_shown =
+        |name: &str| !name.starts_with("cache_") && !["mirrors", "peers"].contains(&name);
+    let stores = stores.filter(|key| !key.secret && is_shown(key.name));
+    for (part, names) in [
+        ("load", paragraph(loads.map(|key| key.name))),
+        ("store", paragraph(stores.map(|key| key.name))),
+    ] {
+        assert_recorded_between(
+            &root().join("docs/reference/config.md"),
+            &format!("<!-- {part} keys: begin -->\n"),
+            &format!("<!-- {part} keys: end -->"),
+            &names,
+        );
+    }
 }

@@ -80,6 +80,16 @@ pub(super) const SECRETS: Section = Section {
             ],
         },
         Promise {
+            says: "The configuration file takes no secret, and none that is in it after all is \
+                   shown. A file that other users own or may write to is not read.",
+            tests: &[
+                "crates/config/src/tests.rs::secrets_are_errors_that_name_the_variable_and_do_not_show_them",
+                "crates/config/src/tests.rs::owner_and_mode_are_those_of_ssh",
+                "crates/cli/tests/it/configuration.rs::secrets_are_not_shown_with_a_file",
+                "tests/test_config.py::test_wrong_files_name_line_and_key",
+            ],
+        },
+        Promise {
             says: "The files that `tload bench` exports, and those that an interrupted `tload \
                    cp` leaves, contain no secret.",
             tests: &[
