@@ -215,6 +215,7 @@ def test_bars_show_what_has_arrived_before_a_tensor_is_complete(monkeypatch: pyt
     assert '<progress value="0.500"' in drawn[0]._repr_html_()
     assert [speed.observed for speed in speeds] == [[(20 * MIB, 40 * MIB)]] * 2
 
+
 def test_no_bar_is_drawn_in_shells_without_a_terminal(megabytes: Path) -> None:
     """IPython alone is not a notebook."""
     require("IPython")
