@@ -91,7 +91,8 @@ def test_report_counts_what_was_opened_inside(tmp_path: Path) -> None:
     require("torch")
     from tload.safetensors import safe_open
 
-    write_file(tmp_path / "a.safetensors", {"a": Content("F32", (6, 4), tile(0, 96)), "b": Content("U8", (8,), tile(1, 8))})
+    contents = {"a": Content("F32", (6, 4), tile(0, 96)), "b": Content("U8", (8,), tile(1, 8))}
+    write_file(tmp_path / "a.safetensors", contents)
     path = str(tmp_path / "a.safetensors")
 
     def metric(name: str) -> int:

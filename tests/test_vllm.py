@@ -367,7 +367,9 @@ def test_interrupted_load_stops_reading(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         weights.throw(KeyboardInterrupt)  # type: ignore[attr-defined]
     assert bar.closed
-    assert bar.seen == tensor.nbytes
+    # What has arrived, also of tensors behind it.
+    assert bar.total is not None
+    assert tensor.nbytes <= bar.seen <= bar.total
     assert name == "layers.0.norm.weight"
     assert list(weights) == []
 

@@ -222,7 +222,7 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class PatchReport:
-    """What libraries have read with tload in a block of `tload.patch`. `str()` is one line."""
+    """Files and tensors that libraries read in a block of `tload.patch`. `str()` is one line."""
 
     replaced: tuple[str, ...]
     """Attributes of the libraries that were replaced, as `module.name`."""

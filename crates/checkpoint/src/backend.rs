@@ -156,8 +156,8 @@ impl Backend {
         })
     }
 
-    /// Adds a near name to the error that nothing is at `location`, if its store lists one. Names of
-    /// files have a suggestion already.
+    /// Adds a near name to the error that nothing is at `location`, if its store lists one. Names
+    /// of files have a suggestion already.
     pub(super) fn suggest_near(&self, error: Error, location: &Location) -> Error {
         #[cfg(feature = "object")]
         return self

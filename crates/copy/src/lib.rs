@@ -8,8 +8,8 @@
 //! `journal` and `record` persist the state, `recording` says when, `executor` keeps many requests
 //! in flight, and `cancel` cancels them. `control` shows progress to other threads, and
 //! `copy_report` is the result. `plan` is the dry run, `listed` lists without copying, `beside`
-//! reads one small file without copying it, `near` knows names near a misspelt one, and `hub_cache` writes into the cache of
-//! `huggingface_hub`. The copy does not parse tensors.
+//! reads one small file without copying it, `near` knows names near a misspelt one, and `hub_cache`
+//! writes into the cache of `huggingface_hub`. The copy does not parse tensors.
 
 mod beside;
 mod cancel;

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tload._tensors.imports import BackgroundImport
 
 
-IMPORT_WAIT_MIN = 0.02
+IMPORT_WAIT_MIN = 0.05
 """Seconds of waiting for an import from which on the headline of a report leaves them out."""
 
 

@@ -53,8 +53,8 @@ pub(crate) fn manual(program: &OsStr, directory: &Path) -> io::Result<()> {
     clap_mangen::generate_to(with_usage(command), directory)
 }
 
-/// Gives each command the synopsis of its help. The one that is made for pages lists every flag, and
-/// leaves out their values.
+/// Gives each command the synopsis of its help. The one that is made for pages lists every flag,
+/// and leaves out their values.
 fn with_usage(mut command: Command) -> Command {
     let usage = command.render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ").to_owned();

@@ -36,7 +36,7 @@ pub(crate) struct Progress {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What a bar shows beside its position.
+/// State of a bar beside its position.
 #[derive(Debug)]
 struct Seen {
     started: Instant,

@@ -16,6 +16,7 @@ use super::shared::{SharedEngine, SharedSetup};
 use super::{Engine, EngineSetup, Refusal, tokio_uring};
 use crate::error::Result;
 use crate::options::EngineChoice;
+use crate::report::IN_MEMORY;
 use crate::storage::{ReadFile, Source};
 
 /// Maximum number of threads that read from local disks: 128 MiB in flight in reads of 4 MiB. In
@@ -33,9 +34,6 @@ const FAR_THREADS_MAX: usize = 64;
 /// seconds per GiB) than 16 (41 GB/s, at 0.36; 2026-11, `benches/results/`). Several GPUs were not
 /// measured.
 const COPIERS_PER_GPU: usize = 12;
-
-/// Reasons for an engine that tell that files are in memory: loads of them do not wait for a disk.
-pub(crate) const IN_MEMORY: [&str; 2] = ["the page cache holds the files", "are in memory"];
 
 /// Engines for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,7 +29,7 @@ mod shared;
 mod tokio_uring;
 
 pub use choose::{EngineKind, OpenedEngine, are_copied, available, choose, open, open_shared};
-pub(crate) use choose::{IN_MEMORY, copiers, copiers_for, copiers_of_rank, open_remote};
+pub(crate) use choose::{copiers, copiers_for, copiers_of_rank, open_remote};
 pub(crate) use object::open_cached;
 pub use object::open_objects;
 pub use object_setup::ObjectSetup;

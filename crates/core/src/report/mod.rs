@@ -23,6 +23,7 @@ pub use counters::Counters;
 pub(crate) use counters::Stage;
 #[doc(hidden)]
 pub use speed::{RecentSpeed, format_left};
+pub(crate) use verdict::IN_MEMORY;
 
 use crate::error::counted;
 use crate::memory::PoolUsage;
@@ -103,8 +104,8 @@ with_transfer_counters! {
         pub open_seconds: f64,
         /// Seconds from the call until the first tensor was ready.
         pub first_tensor_seconds: Option<f64>,
-        /// Seconds from the call until the latest tensor was ready: in a complete load the last one,
-        /// whenever the caller took it.
+        /// Seconds from the call until the latest tensor was ready: in a complete load the last
+        /// one, whenever the caller took it.
         pub ready_seconds: Option<f64>,
         /// Sentence that names what limited the load, for example `"the disk was the limit: …"`;
         /// `None` if the counters do not tell.

@@ -1,8 +1,10 @@
 //! Verdict of a load: what limited it, in one sentence, as far as the counters tell.
 
 use super::Report;
-use crate::engine::IN_MEMORY;
 use crate::schedule::LimitReason;
+
+/// Reasons for an engine that tell that files are in memory: loads of them do not wait for a disk.
+pub(crate) const IN_MEMORY: [&str; 2] = ["the page cache holds the files", "are in memory"];
 
 /// Shortest load whose times mean something, seconds.
 const SECONDS_MIN: f64 = 0.1;
