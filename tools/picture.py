@@ -322,9 +322,9 @@ def table(panel: Panel) -> str:
 
 PAGE = """# Performance
 
-Seconds to load the same checkpoint with several loaders, in turn, on the same machine. Each bar is a
-median. tload runs with its defaults, every other loader at the best of its settings. `tools/picture.py`
-draws this page from the newest files below
+Seconds to load the same checkpoint with several loaders, in turn, on the same machine. Each bar is
+a median. tload runs with its defaults, every other loader at the best of its settings. A program
+(`tools/picture.py`) draws this page from the newest files below
 [`benches/results`]({tree}), which have every sample.
 
 Three things to know before you believe a number:
