@@ -37,6 +37,7 @@ def main() -> int:
     archives = [given.archive] if given.archive else sorted((ROOT / "target/dist").glob("tload-*-linux-musl.tar.gz"))
     if len(archives) != 1 or not archives[0].exists():
         return skip("static-command", f"{len(archives)} archives in target/dist (make command builds it)")
+    (ROOT / "target").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tload-image-", dir=ROOT / "target") as scratch:
         context = Path(scratch) / "context"
         version = stage(archives[0], context)
@@ -108,6 +109,10 @@ def check(context: Path, version: str, scratch: Path) -> int:
         sys.exit(f"the image's configuration is {config}")
     work = scratch / "work"
     work.mkdir()
+    # Without certificates no request could be sent, so this one would not be refused.
+    trusted = inside(root, work, config, ["ls", "https://127.0.0.1:9/model.safetensors", "--store", "retries=0"])
+    if "refuses connections" not in trusted.stderr:
+        sys.exit(f"a request by HTTPS: {trusted.stderr}")
     for arguments, expected in (
         ("--version", version),
         ("doctor", "kernel"),
@@ -116,8 +121,8 @@ def check(context: Path, version: str, scratch: Path) -> int:
         ("bench /work/model --rounds 1 --no-fio --cache-state warm", "GB/s"),
     ):
         done = inside(root, work, config, arguments.split())
-        if expected not in done.stdout:
-            sys.exit(f"tload {arguments}: no {expected!r} in\n{done.stdout}")
+        if done.returncode != 0 or expected not in done.stdout:
+            sys.exit(f"tload {arguments}: status {done.returncode}, no {expected!r} in\n{done.stdout}{done.stderr}")
         print(f"ok: {shlex.join(config['Entrypoint'])} {arguments}")
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     print(f"tload:{version}: {size / 1e6:.1f} MB")
@@ -134,7 +139,7 @@ def inside(root: Path, work: Path, config: dict, arguments: list[str]) -> subpro
     variables = [word for pair in config["Env"] for word in ("--setenv", *pair.split("=", 1))]
     command = ["bwrap", *mounts, "--tmpfs", "/tmp", "--bind", str(work), "/work", "--chdir", config["WorkingDir"]]  # noqa: S108
     command += ["--unshare-all", "--uid", user, "--gid", group, "--clearenv", *variables, "--die-with-parent"]
-    return run([*command, *config["Entrypoint"], *arguments], capture_output=True)
+    return subprocess.run([*command, *config["Entrypoint"], *arguments], capture_output=True, text=True, check=False)
 
 
 def built(context: Path, version: str, scratch: Path) -> tuple[Path, dict]:  # type: ignore[type-arg]
