@@ -80,14 +80,9 @@ fn exported<R: Serialize>(
     measure: impl FnOnce(&Exports, &mut Option<R>) -> Result<()>,
 ) -> Result<()> {
     let mut results = None;
-    let exports = Exports::create(
-        args.json.as_deref(),
-        args.csv.as_deref(),
-        args.markdown.as_deref(),
-        args.plot.as_deref(),
-    );
+    let exports = Exports::create(&args.exports);
     let outcome = exports.and_then(|exports| measure(&exports, &mut results));
-    match (&args.json, &outcome) {
+    match (&args.exports.json, &outcome) {
         (Some(path), Err(error)) if !is_closed_pipe(error) => {
             export::write_failure(path, results.as_ref(), interrupt.failure(error));
         }

@@ -1,9 +1,13 @@
-//! Export files of a benchmark. They are created before the first run, so that a bad path fails
-//! early, and replaced after each run, so that a crash loses at most one.
+//! Export files. They are created before the first run, so that a bad path fails early. Those of a
+//! benchmark are replaced after each run, so that a crash loses at most one; `load` has those of a
+//! load.
 
 mod csv;
+mod html;
 mod json;
+pub(crate) mod load;
 mod markdown;
+mod plain;
 mod plot;
 
 use std::fs;
@@ -13,10 +17,13 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use tload::{Error, Result};
 
+use crate::args::ExportArgs;
 use crate::bench::results::Results;
 use crate::output;
 use crate::output::error::file as file_error;
 use crate::output::failure::{Failure, Outcome};
+
+pub(crate) use self::plain::run;
 
 /// File format.
 trait Format {
@@ -32,21 +39,21 @@ pub(crate) struct Exports {
 
 impl Exports {
     /// Creates the files, empty.
-    pub(crate) fn create(
-        json: Option<&Path>,
-        csv: Option<&Path>,
-        markdown: Option<&Path>,
-        plot: Option<&Path>,
-    ) -> Result<Self> {
-        let drawn = plot.map(plot::Plot::for_path).transpose()?;
+    pub(crate) fn create(args: &ExportArgs) -> Result<Self> {
+        let plot = (args.plot.as_ref())
+            .map(|path| Ok::<_, Error>((path, plot::Plot::for_path(path)?)))
+            .transpose()?;
         let mut files: Vec<(PathBuf, Box<dyn Format>)> = Vec::new();
-        files.extend(json.map(|path| (path.to_owned(), Box::new(json::Json) as _)));
-        files.extend(csv.map(|path| (path.to_owned(), Box::new(csv::Csv) as _)));
-        files.extend(markdown.map(|path| (path.to_owned(), Box::new(markdown::Markdown) as _)));
-        files.extend(
-            plot.zip(drawn)
-                .map(|(path, plot)| (path.to_owned(), Box::new(plot) as _)),
-        );
+        let mut add = |path: Option<&PathBuf>, format: Box<dyn Format>| {
+            files.extend(path.map(|path| (path.clone(), format)));
+        };
+        add(args.json.as_ref(), Box::new(json::Json));
+        add(args.csv.as_ref(), Box::new(csv::Csv));
+        add(args.markdown.as_ref(), Box::new(markdown::Markdown));
+        add(args.html.as_ref(), Box::new(html::Html));
+        if let Some((path, plot)) = plot {
+            add(Some(path), Box::new(plot));
+        }
         let exports = Self { files };
         exports.write_each(|_| String::new())?;
         Ok(exports)
@@ -59,7 +66,7 @@ impl Exports {
 
     fn write_each(&self, text: impl Fn(&dyn Format) -> String) -> Result<()> {
         for (path, format) in &self.files {
-            write(path, &text(format.as_ref())).map_err(|error| export_error(path, error))?;
+            write_text(path, &text(format.as_ref()))?;
         }
         Ok(())
     }
@@ -80,6 +87,16 @@ pub(crate) fn write_json(path: &Path, results: &impl Serialize) -> Result<()> {
     let text = output::json::text(results);
     let written = text.and_then(|text| write(path, &text));
     written.map_err(|error| export_error(path, error))
+}
+
+/// Creates a file, empty, so that a bad path fails early.
+pub(crate) fn create(path: &Path) -> Result<()> {
+    write_text(path, "")
+}
+
+/// Writes a whole file as [`write()`] does.
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
+    write(path, text).map_err(|error| export_error(path, error))
 }
 
 /// Writes a whole file. An existing one is replaced at once, so that a crash or a full disk leaves
