@@ -1,6 +1,9 @@
 //! Pages and pictures of results: what `--html` and `--plot` of the command write, and what
 //! notebooks show of a report.
 //!
+//! Programs depend on the crate `tload`. This one is of its command and its Python package, is
+//! released with them, and may change in any release.
+//!
 //! Everything here is a function of plain values: no I/O, no clock, no environment, no types of a
 //! load. A caller fills in [`Load`], [`Bench`], [`Doctor`] or [`Verified`], partly from the JSON
 //! that the command prints, and gets the text of a file:

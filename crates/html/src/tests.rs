@@ -303,7 +303,11 @@ fn largest_pages_stay_below_their_size() {
         let large = load_page(&large);
         assert!(large.len() <= PAGE_MAX, "load: {}", large.len());
         assert!(large.contains("which this page leaves out"));
-        let many = bench_page(&bench(text, 36, 200));
+        let many = bench_page(&Bench {
+            checkpoint: text.to_owned(),
+            run: run(text),
+            ..bench(normal, 36, 200)
+        });
         assert!(many.len() <= PAGE_MAX, "bench: {}", many.len());
     }
     let usual = bench_page(&bench(normal, 22, 5));

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use tload::{Location, OpenOptions, Result};
+use tload_trace::Recorder;
 
 use super::harness::{self, Bench, Subject, cache_states};
 use super::local_path::require_local;
@@ -143,8 +144,16 @@ fn bench(
     let rounds = format!("{rounds}, contenders in rotating order");
     harness::write_head(out, &results.checkpoint, &results.host, &rounds)
         .map_err(standard_output)?;
-    let mut runner = DiskRunner::new(&target.checkpoint, &opening, fio, interrupt);
-    measure(&plan, &mut runner, results, &known, exports)?;
+    let recorder = args.exports.trace.as_ref().map(|_| Recorder::start());
+    let mut runner =
+        DiskRunner::new(&target.checkpoint, &opening, fio, interrupt).recorded_by(recorder.clone());
+    let measured = measure(&plan, &mut runner, results, &known, exports);
+    // Also if a run failed: the trace may show why.
+    let traced = (args.exports.trace.as_ref().zip(recorder.as_ref()))
+        .map_or(Ok(()), |(path, recorder)| {
+            export::write_trace(path, recorder)
+        });
+    measured.and(traced)?;
     known.extend(runner.into_warnings());
     results.warnings = texts(&known, results);
     exports.write(results)?;

@@ -55,6 +55,7 @@ fn load(
     };
     let locations = options::location(&args.location).into_iter().collect();
     let early = EarlyStart::begin(ordinals, locations, &args.tuning.0);
+    files.opening();
     let checkpoint = open(&args.location, &args.opening, timeout, interrupt)?;
     files.opened(&checkpoint);
     let loader = Loader::new(checkpoint);
@@ -67,6 +68,7 @@ fn load(
         .device(device)
         .device_map(rules)
         .options(args.tuning.0.clone());
+    let loader = files.watched(loader);
     if args.digest {
         in_sight(&loader)?;
     }

@@ -1,14 +1,17 @@
-//! Files of `tload load`: the page of `--html`. It is sampled by the thread that receives the
-//! tensors, and only if the user wants the file.
+//! Files of `tload load`: the page of `--html`, for which the thread that receives the tensors
+//! samples the load, and the trace of `--trace`. Nothing is recorded that the user does not want.
 
 use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json, to_value};
-use tload::{Checkpoint, Error, Report, Result, Shard, TensorInfo, TensorStream};
+use tload::{Checkpoint, Error, Loader, Report, Result, Shard, TensorInfo, TensorStream};
 use tload_html::{Load, Moment, TensorRow};
+use tload_trace::Recorder;
 
-use super::{create, run, write_text};
+use super::{create, run, write_text, write_trace};
 use crate::args::LoadArgs;
 use crate::bench::results::RunRecord;
 use crate::host::System;
@@ -27,25 +30,60 @@ pub(crate) struct LoadFiles<'a> {
     /// When the load began.
     began: Instant,
     record: RunRecord,
+    trace: Option<Trace<'a>>,
     is_written: bool,
+}
+
+/// Trace of the load.
+#[derive(Debug)]
+struct Trace<'a> {
+    path: &'a Path,
+    recorder: Arc<Recorder>,
+    opening: Instant,
 }
 
 impl<'a> LoadFiles<'a> {
     /// Creates the files, empty.
     pub(crate) fn create(args: &'a LoadArgs, arguments: &[OsString]) -> Result<Self> {
-        args.html.as_deref().map_or(Ok(()), create)?;
+        for path in [&args.html, &args.trace].into_iter().flatten() {
+            create(path)?;
+        }
+        let trace = args.trace.as_deref().map(|path| Trace {
+            path,
+            recorder: Recorder::start(),
+            opening: Instant::now(),
+        });
         Ok(Self {
             args,
             page: Load::default(),
             began: Instant::now(),
             record: RunRecord::new(redact::arguments(arguments)),
+            trace,
             is_written: false,
         })
+    }
+
+    /// Returns `loader` with what records it.
+    pub(crate) fn watched(&self, loader: Loader) -> Loader {
+        match &self.trace {
+            Some(trace) => {
+                let location = loader.checkpoint().location().to_string();
+                loader.watched_by(trace.recorder.watcher(location))
+            }
+            None => loader,
+        }
     }
 
     /// Returns the longest time between two calls of [`Self::look`], if they matter.
     pub(crate) fn step(&self) -> Option<Duration> {
         self.args.html.as_ref().map(|_| LOOK)
+    }
+
+    /// Begins the opening of the checkpoint, whose time is the first of the trace.
+    pub(crate) fn opening(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.opening = Instant::now();
+        }
     }
 
     /// Takes what the page says of a checkpoint and its place.
@@ -113,6 +151,12 @@ impl<'a> LoadFiles<'a> {
         self.page.text = report.to_string();
         self.page.failure = error.map(chain);
         self.is_written = true;
+        if let Some(trace) = &self.trace {
+            let phases = report.phases.iter();
+            let phases = phases.map(|it| (it.phase.as_str(), it.start_seconds, it.seconds));
+            trace.recorder.add_phases(trace.opening, phases);
+            write_trace(trace.path, &trace.recorder)?;
+        }
         let Some(path) = &self.args.html else {
             return Ok(());
         };

@@ -11,17 +11,19 @@ mod plain;
 mod plot;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use tload::{Error, Result};
+use tload_trace::Recorder;
 
 use crate::args::ExportArgs;
 use crate::bench::results::Results;
 use crate::output;
-use crate::output::error::file as file_error;
+use crate::output::error::{file as file_error, note};
 use crate::output::failure::{Failure, Outcome};
+use crate::output::quantity::format_count;
 
 pub(crate) use self::plain::run;
 
@@ -54,6 +56,7 @@ impl Exports {
         if let Some((path, plot)) = plot {
             add(Some(path), Box::new(plot));
         }
+        args.trace.as_deref().map_or(Ok(()), create)?;
         let exports = Self { files };
         exports.write_each(|_| String::new())?;
         Ok(exports)
@@ -94,32 +97,60 @@ pub(crate) fn create(path: &Path) -> Result<()> {
     write_text(path, "")
 }
 
-/// Writes a whole file as [`write()`] does.
+/// Writes a whole file as [`write_with`] does.
 pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
     write(path, text).map_err(|error| export_error(path, error))
 }
 
+/// Writes a trace as [`write_with`] does.
+pub(crate) fn write_trace(path: &Path, recorder: &Recorder) -> Result<()> {
+    write_with(path, &|out| recorder.write(out)).map_err(|error| export_error(path, error))?;
+    if recorder.dropped() > 0 {
+        let dropped = format_count(recorder.dropped(), "event");
+        note(&format!(
+            "{dropped} of the trace were not kept: it has a limited number"
+        ));
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    write_with(path, &|out| out.write_all(text.as_bytes()))
+}
+
+/// Writes the content of a file.
+type Content<'a> = &'a dyn Fn(&mut dyn Write) -> io::Result<()>;
+
 /// Writes a whole file. An existing one is replaced at once, so that a crash or a full disk leaves
 /// what it held before. Links (`/dev/stdout`), pipes and devices are written to, as is a file that
 /// cannot be replaced: a mount point, or one in a directory where no other can be created.
-fn write(path: &Path, text: &str) -> io::Result<()> {
+fn write_with(path: &Path, content: Content<'_>) -> io::Result<()> {
     let existing = path.symlink_metadata().ok();
     let Some(regular) = existing.filter(fs::Metadata::is_file) else {
-        return fs::write(path, text);
+        return write_directly(path, content);
     };
-    match replace(path, text, regular.permissions()) {
-        Err(error) if !is_full(&error) => fs::write(path, text),
+    match replace(path, content, regular.permissions()) {
+        Err(error) if !is_full(&error) => write_directly(path, content),
         replaced => replaced,
     }
 }
 
-fn replace(path: &Path, text: &str, permissions: fs::Permissions) -> io::Result<()> {
+fn write_directly(path: &Path, content: Content<'_>) -> io::Result<()> {
+    let mut out = BufWriter::new(fs::File::create(path)?);
+    content(&mut out)?;
+    out.flush()
+}
+
+fn replace(path: &Path, content: Content<'_>, permissions: fs::Permissions) -> io::Result<()> {
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
     let mut partial = tempfile::Builder::new()
         .prefix(".tload-")
         .suffix(".partial")
         .tempfile_in(folder.unwrap_or(Path::new(".")))?;
-    partial.write_all(text.as_bytes())?;
+    let mut out = BufWriter::new(&mut partial);
+    content(&mut out)?;
+    out.flush()?;
+    drop(out);
     partial.as_file().set_permissions(permissions)?;
     partial.persist(path)?;
     Ok(())

@@ -20,6 +20,7 @@ mod json;
 #[cfg(target_os = "linux")]
 mod limits;
 mod ls;
+mod pages;
 #[cfg(target_os = "linux")]
 mod ranks;
 mod remote;
@@ -28,6 +29,7 @@ mod secrets;
 mod serve;
 mod store;
 mod terminal_escapes;
+mod traces;
 mod verified;
 mod verify;
 

@@ -17,7 +17,7 @@ pub(super) struct Chart {
 pub(super) enum Body {
     Sweep(Sweep),
     /// A group of bars for each cell, if no setting was swept.
-    Bars(Vec<Group>),
+    Bars(Vec<BarGroup>),
 }
 
 pub(super) struct Sweep {
@@ -60,7 +60,7 @@ pub(super) struct Level {
     pub(super) rate: f64,
 }
 
-pub(super) struct Group {
+pub(super) struct BarGroup {
     pub(super) labels: Vec<String>,
     pub(super) bars: Vec<Bar>,
 }
@@ -299,7 +299,7 @@ fn summary(cell: &Cell, contender: Contender) -> Option<&Summary> {
     cell.summaries.iter().find(|it| it.contender == contender)
 }
 
-fn bars(results: &Bench, names: &Names) -> Vec<Group> {
+fn bars(results: &Bench, names: &Names) -> Vec<BarGroup> {
     let group = |cell: &Cell| {
         let mut labels = names.of_panel(cell);
         labels.extend(names.of_configuration(cell, None));
@@ -315,7 +315,7 @@ fn bars(results: &Bench, names: &Names) -> Vec<Group> {
             hover: hover(cell, &name, summary),
         };
         let bars = cell.summaries.iter().map(bar).collect();
-        Group { labels, bars }
+        BarGroup { labels, bars }
     };
     results.cells.iter().map(group).collect()
 }

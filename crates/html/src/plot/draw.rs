@@ -1,6 +1,6 @@
 //! Layout of a chart: frames, axes, lines and points. Does not know results.
 
-use super::chart::{Bar, Body, Chart, Curve, Group, Panel, Point, Sweep, contender};
+use super::chart::{Bar, BarGroup, Body, Chart, Curve, Panel, Point, Sweep, contender};
 use super::marks::{Entry, FIRST, INK, PAPER, Style, pen};
 use super::svg::{Anchor, At, Colours, Pen, Position, Rectangle, Svg, at};
 use crate::bench::Contender;
@@ -317,13 +317,13 @@ impl Axis {
     }
 }
 
-fn size_of_bars(groups: &[Group]) -> (f64, f64) {
+fn size_of_bars(groups: &[BarGroup]) -> (f64, f64) {
     let names = groups.iter().map(|group| group.labels.len()).max();
     let width = WIDTH.max(GROUP_WIDTH * count(groups.len()));
     (width, HEIGHT + NAME_ROW * count(names.unwrap_or(0)))
 }
 
-fn legend_of_bars(groups: &[Group]) -> Vec<Entry> {
+fn legend_of_bars(groups: &[BarGroup]) -> Vec<Entry> {
     let bars = || groups.iter().flat_map(|group| &group.bars);
     [Contender::Tload, Contender::Ceiling, Contender::Fio]
         .into_iter()
@@ -332,7 +332,7 @@ fn legend_of_bars(groups: &[Group]) -> Vec<Entry> {
         .collect()
 }
 
-fn bars(svg: &mut Svg, groups: &[Group], width: f64) {
+fn bars(svg: &mut Svg, groups: &[BarGroup], width: f64) {
     let rates = groups.iter().flat_map(|group| &group.bars);
     let frame = Frame::new(TOP, width, HEIGHT, rates.map(|bar| bar.rate.max));
     frame.draw(svg, "");
