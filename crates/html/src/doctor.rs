@@ -10,7 +10,7 @@ use crate::quantity::format_count;
 /// Findings about a machine.
 #[derive(Debug, Default)]
 pub struct Doctor {
-    /// What the command prints as JSON.
+    /// JSON that the command prints.
     pub diagnosis: Value,
     /// Location that was checked, without secrets.
     pub location: Option<String>,

@@ -79,7 +79,7 @@ pub(crate) enum Item {
     Table(Table),
     Bars(Bars),
     Timeline(Timeline),
-    /// Picture of its own width, which scrolls where that is wider than the page: its name, and SVG.
+    /// Name and SVG of a picture of its own width, which scrolls where the page is narrower.
     Picture(&'static str, String),
     Findings(Vec<Finding>),
     Notes(Vec<String>),
@@ -262,6 +262,19 @@ impl Page {
                 items,
             });
         }
+    }
+
+    /// Adds the error that ended the work, with its causes and advice.
+    pub(crate) fn failure(&mut self, title: &str, chain: &str) {
+        let mut lines = chain.lines().map(|line| text(line.trim()));
+        let finding = Finding {
+            level: "fail",
+            title: title.to_owned(),
+            value: lines.next().unwrap_or_default(),
+            advice: Some(lines.collect::<Vec<_>>().join("; ")).filter(|it| !it.is_empty()),
+            command: None,
+        };
+        self.section("Error", "", vec![Item::Findings(vec![finding])]);
     }
 
     /// Adds a figure, unless it has no value.

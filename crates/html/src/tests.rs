@@ -120,6 +120,7 @@ fn bench(text: &str, cells: u64, rounds: u64) -> Bench {
         rounds,
         is_complete: true,
         verdicts: vec![text.to_owned()],
+        failure: Some(format!("{text}\n  hint: {text}")),
         warnings: vec![text.to_owned()],
         cells: (0..cells).map(cell).collect(),
         starts: vec![(text.to_owned(), vec![Phase::default()])],

@@ -1,5 +1,5 @@
-//! Wrappers around the engines and sinks of a load. They look at a clock and at the indices of jobs;
-//! they neither change nor delay anything.
+//! Wrappers around the engines and sinks of a load. They look at a clock and at the indices of
+//! jobs, and change nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};

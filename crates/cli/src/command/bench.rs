@@ -48,7 +48,7 @@ pub(crate) fn run(
             Starts::new(bench.args)
         });
     }
-    exported(args, interrupt, |exports, results| {
+    exported(args, arguments, interrupt, |exports, results| {
         bench(args, arguments, interrupt, out, exports, results)
     })
 }
@@ -61,7 +61,7 @@ fn processes<S: Subject>(
     out: &mut dyn Write,
     subject: impl FnOnce(Bench<'_>) -> Result<S>,
 ) -> Result<()> {
-    exported(args, interrupt, |_, results| {
+    exported(args, arguments, interrupt, |_, results| {
         let target = &target(args, &opening(args)?, interrupt)?;
         let bench = Bench {
             args,
@@ -77,6 +77,7 @@ fn processes<S: Subject>(
 /// which are in the results, and the error.
 fn exported<R: Serialize>(
     args: &BenchArgs,
+    arguments: &[OsString],
     interrupt: &Interrupt,
     measure: impl FnOnce(&Exports, &mut Option<R>) -> Result<()>,
 ) -> Result<()> {
@@ -86,6 +87,13 @@ fn exported<R: Serialize>(
     match (&args.exports.json, &outcome) {
         (Some(path), Err(error)) if !is_closed_pipe(error) => {
             export::write_failure(path, results.as_ref(), interrupt.failure(error));
+        }
+        _ => {}
+    }
+    match (&args.exports.html, &outcome) {
+        (Some(path), Err(error)) if results.is_none() && !is_closed_pipe(error) => {
+            let record = RunRecord::new(redact::arguments(arguments));
+            export::html::write_failure(path, error, &record);
         }
         _ => {}
     }

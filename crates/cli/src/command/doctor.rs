@@ -110,7 +110,7 @@ fn write_page(
     let doctor = tload_html::Doctor {
         diagnosis: serde_json::to_value(Outcome::new(&diagnosis, failure)).unwrap_or_default(),
         location: shown,
-        run: export::run(&record, &host),
+        run: export::run(&record, Some(&host)),
     };
     export::write_text(path, &tload_html::doctor_page(&doctor))
 }

@@ -207,7 +207,7 @@ impl<S: Subject> Results<S> {
             is_complete: self.complete,
             warnings: warnings.map(ToString::to_string).collect(),
             starts: self.subject.starts(&self.summaries),
-            run: export::run(&self.run, &self.host),
+            run: export::run(&self.run, Some(&self.host)),
             ..tload_html::Bench::default()
         })
     }

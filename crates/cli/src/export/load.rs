@@ -104,7 +104,7 @@ impl<'a> LoadFiles<'a> {
         let host = HostRecord::collect(&System::real(), path, store, gpu);
         self.page.run = Some(tload_html::Run {
             options: tload_html::options(&to_value(&self.args.tuning.0).unwrap_or_default()),
-            ..run(&self.record, &host)
+            ..run(&self.record, Some(&host))
         });
     }
 
@@ -175,6 +175,7 @@ impl<'a> LoadFiles<'a> {
             return;
         };
         self.page.report = failed(error);
+        (self.page.run).get_or_insert_with(|| run(&self.record, None));
         self.page.failure = Some(chain(error));
         // If this fails too, standard error and the exit status still report the failure.
         drop(write_text(path, &tload_html::load_page(&self.page)));

@@ -3,7 +3,7 @@
 //! load.
 
 mod csv;
-mod html;
+pub(crate) mod html;
 mod json;
 pub(crate) mod load;
 mod markdown;
@@ -21,7 +21,7 @@ use tload_trace::Recorder;
 use crate::args::ExportArgs;
 use crate::bench::results::Results;
 use crate::output;
-use crate::output::error::{file as file_error, note};
+use crate::output::error::note;
 use crate::output::failure::{Failure, Outcome};
 use crate::output::quantity::format_count;
 
@@ -165,12 +165,15 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 fn export_error(path: &Path, error: io::Error) -> Error {
-    let is_missing = error.kind() == io::ErrorKind::NotFound;
-    let error = file_error("cannot write the export", path, error);
-    if is_missing {
-        error.with_hint("create the directory first")
-    } else {
-        error
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => Some("create the directory first"),
+        _ if is_full(&error) => Some("free some space, or write it elsewhere"),
+        _ => None,
+    };
+    let error = Error::from_write("cannot write the export", error).with_location(path.display());
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
     }
 }
 

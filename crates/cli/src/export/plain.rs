@@ -22,6 +22,7 @@ pub(super) fn plain(results: &Results) -> Bench {
         rounds: results.rounds.into(),
         is_complete: results.complete,
         verdicts: verdicts.iter().map(ToString::to_string).collect(),
+        failure: None,
         warnings: results.warnings.clone(),
         cells: results.cells.iter().map(cell).collect(),
         starts: Vec::new(),
@@ -29,7 +30,7 @@ pub(super) fn plain(results: &Results) -> Bench {
         rows: table::rows(results),
         run: Run {
             options: shared_options(results),
-            ..run(&results.run, &results.host)
+            ..run(&results.run, Some(&results.host))
         },
     }
 }
@@ -47,8 +48,8 @@ fn shared_options(results: &Results) -> Vec<(String, String)> {
     shared
 }
 
-/// Returns the circumstances of a run.
-pub(crate) fn run(run: &RunRecord, host: &HostRecord) -> Run {
+/// Returns the circumstances of a run, on a host if it is known.
+pub(crate) fn run(run: &RunRecord, host: Option<&HostRecord>) -> Run {
     Run {
         version: run.tload.version.to_owned(),
         is_debug: run.tload.debug,

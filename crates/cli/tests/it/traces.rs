@@ -105,7 +105,7 @@ fn trace_of_a_load_has_every_read_and_tensor() {
         &[][..],
         &["--engine", "pread", "--lanes", "3", "--extent", "64KiB"],
         &["--cache", "map"],
-        &["--verify", "auto", "--order", "file", "--cache", "buffered"],
+        &["--verify=auto", "--order", "file", "--cache", "buffered"],
     ] {
         let arguments = [&["load", &model, "--json", "--trace", &trace][..], more].concat();
         let output: Value = serde_json::from_str(&succeed(arguments)).unwrap();

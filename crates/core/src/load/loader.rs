@@ -358,8 +358,8 @@ impl Loader {
         self
     }
 
-    /// Sets the watcher of the loads, which sees their jobs and completions. In a group, it does not
-    /// see the reads of the leader for other ranks.
+    /// Sets the watcher of the loads, which sees their jobs and completions. In a group, it does
+    /// not see the reads of the leader for other ranks.
     #[doc(hidden)]
     #[must_use]
     pub fn watched_by(mut self, watcher: Arc<dyn Watcher>) -> Self {

@@ -28,7 +28,7 @@ pub trait Watcher: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WatchedLoad {
-    /// What is read, and where it goes. The index of a job is that of an extent.
+    /// Reads, and their places in tensors. The index of a job is that of an extent.
     pub plan: Arc<Plan>,
     /// Tensors of the load.
     pub tensors: Arc<[TensorInfo]>,

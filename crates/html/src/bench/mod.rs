@@ -26,6 +26,8 @@ pub struct Bench {
     pub is_complete: bool,
     /// Sentences about the results, the most important one first.
     pub verdicts: Vec<String>,
+    /// Error that ended it, with its causes and advice.
+    pub failure: Option<String>,
     /// Caveats.
     pub warnings: Vec<String>,
     /// Combinations that were measured.
@@ -164,6 +166,9 @@ impl Setting {
 impl Bench {
     /// Returns the line below the title.
     pub(crate) fn subtitle(&self) -> String {
+        if self.failure.is_some() && self.cells.is_empty() {
+            return self.host.clone();
+        }
         let rounds = format_count(self.rounds, "round");
         let state = if self.is_complete {
             ""

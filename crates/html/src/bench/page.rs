@@ -18,7 +18,9 @@ const SHADE_MAX: f64 = 45.0;
 /// Returns the page of a benchmark.
 #[must_use]
 pub fn bench_page(bench: &Bench) -> String {
-    let (level, badge) = if bench.is_complete {
+    let (level, badge) = if bench.failure.is_some() {
+        ("fail", "failed")
+    } else if bench.is_complete {
         ("ok", "complete")
     } else {
         ("warn", "not complete")
@@ -35,6 +37,9 @@ pub fn bench_page(bench: &Bench) -> String {
     };
     page.lead.extend(bench.verdicts.iter().map(|it| text(it)));
     page.lead.push(text(&bench.subtitle()));
+    if let Some(failure) = &bench.failure {
+        page.failure("The benchmark failed", failure);
+    }
     bench.figures(&mut page);
     let warnings: Vec<_> = bench.warnings.iter().map(|it| text(it)).collect();
     if !warnings.is_empty() {

@@ -1,272 +1,12 @@
-//! Page of a load: its verdict, its start, its speed over time, and where the time went.
+//! Sections of a page about a report: where the time went, reads, memory, ranks and stores.
 
-use serde::Deserialize;
 use serde_json::Value;
 use tload_base::options::format_bytes;
 
-use crate::facts::Run;
-use crate::page::{Badge, Bar, Bars, Finding, Item, Page, Table, text};
+use super::NOTES_MAX;
+use super::report::ReportFields;
+use crate::page::{Bar, Bars, Item, Page, Table, text};
 use crate::quantity::{float, format_count, format_rate, format_seconds};
-use crate::timeline::Samples;
-use crate::waterfall::{Phase, waterfall};
-
-/// Most notes that are shown.
-const NOTES_MAX: usize = 15;
-
-/// Most lines of the report as text.
-const LINES_MAX: usize = 40;
-
-/// A load.
-#[derive(Debug, Default)]
-pub struct Load {
-    /// The report as JSON, with the fields of `tload::Report`. What it lacks is not shown.
-    pub report: Value,
-    /// The report as text. Its first line is the headline.
-    pub text: String,
-    /// Error that ended the load, with its causes and advice.
-    pub failure: Option<String>,
-    /// Circumstances.
-    pub run: Option<Run>,
-    /// Samples over time.
-    pub samples: Samples,
-    /// Locations, tensors and bytes of the shards.
-    pub shards: Vec<(String, u64, u64)>,
-    /// Tensors, the largest first. A page has the first few hundred.
-    pub tensors: Vec<TensorRow>,
-}
-
-/// One tensor.
-#[derive(Clone, Debug, Default)]
-pub struct TensorRow {
-    /// Name.
-    pub name: String,
-    /// Element type.
-    pub dtype: String,
-    /// Lengths of the dimensions.
-    pub shape: Vec<u64>,
-    /// Length in bytes.
-    pub bytes: u64,
-    /// Number of its shard.
-    pub shard: usize,
-}
-
-/// Fields of a report that are shown.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Report {
-    location: String,
-    outcome: String,
-    verdict: Option<String>,
-    tensors: u64,
-    tensor_bytes: u64,
-    read_bytes: u64,
-    extents: u64,
-    seconds: f64,
-    import_seconds: f64,
-    first_tensor_seconds: Option<f64>,
-    engine: Engine,
-    direct_bytes: u64,
-    buffered_bytes: u64,
-    mapped_bytes: u64,
-    remote_bytes: u64,
-    cached_bytes: u64,
-    received_bytes: u64,
-    copied_bytes: u64,
-    requests: u64,
-    short_reads: u64,
-    retries: u64,
-    opening_retries: u64,
-    last_retry: Option<String>,
-    stalls: u64,
-    hedges: u64,
-    hedges_won: u64,
-    parked_bytes: u64,
-    memory_limit: u64,
-    memory_peak: u64,
-    staging: Option<Staging>,
-    devices: Vec<Device>,
-    stages: Stages,
-    phases: Vec<Phase>,
-    lanes: u64,
-    depth: u64,
-    in_flight_bytes: u64,
-    depths: Vec<Depth>,
-    extent_bytes: u64,
-    group: Option<Value>,
-    verification: Option<Verification>,
-    cache: Option<Value>,
-    mirrors: Vec<Mirror>,
-    notes: Vec<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Engine {
-    name: String,
-    reason: String,
-    features: Vec<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Staging {
-    bytes: u64,
-    slots: u64,
-    pinned_bytes: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Device {
-    device: String,
-    memory_limit: u64,
-    memory_peak: u64,
-    copies: u64,
-    copied_bytes: u64,
-    copy_seconds: f64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Stages {
-    submit: f64,
-    storage_wait: f64,
-    memory_wait: f64,
-    copy_wait: f64,
-    deliver: f64,
-    verify: f64,
-    consumer_wait: f64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Depth {
-    sources: String,
-    in_flight_bytes: u64,
-    changes: u64,
-    best_bytes_per_second: u64,
-    reason: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Verification {
-    choice: String,
-    bytes: u64,
-    by: Vec<VerifiedBy>,
-    unverified_files: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct VerifiedBy {
-    by: String,
-    algorithm: String,
-    files: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Mirror {
-    location: String,
-    read_bytes: u64,
-    failure: Option<String>,
-}
-
-/// Returns the page of a load.
-#[must_use]
-pub fn load_page(load: &Load) -> String {
-    page(load).document()
-}
-
-/// Returns the page of a report alone: its JSON, and its text.
-#[must_use]
-pub fn report_page(report: Value, text: &str, run: Option<Run>) -> String {
-    page(&Load {
-        report,
-        text: text.to_owned(),
-        run,
-        ..Load::default()
-    })
-    .document()
-}
-
-/// Returns a report for a cell of a notebook.
-#[must_use]
-pub fn report_fragment(report: Value, text: &str) -> String {
-    page(&Load {
-        report,
-        text: text.to_owned(),
-        ..Load::default()
-    })
-    .fragment()
-}
-
-fn page(load: &Load) -> Page {
-    // A field of another type than expected is none of a report of this version.
-    let report: Report = serde_json::from_value(load.report.clone()).unwrap_or_default();
-    let mut page = Page {
-        title: format!("tload: {}", text(&report.location)),
-        kind: "load",
-        heading: text(&report.location),
-        badge: Some(badge(&report)),
-        ..Page::default()
-    };
-    page.lead.extend(load.text.lines().next().map(text));
-    page.lead.extend(report.verdict.as_deref().map(text));
-    if let Some(failure) = &load.failure {
-        let lines: Vec<_> = failure.lines().map(text).collect();
-        let finding = Finding {
-            level: "fail",
-            title: "The load failed".to_owned(),
-            value: lines.join("; "),
-            advice: None,
-            command: None,
-        };
-        page.section("Error", "", vec![Item::Findings(vec![finding])]);
-    }
-    if load.failure.is_none() || report.seconds > 0.0 {
-        report.figures(&mut page);
-    }
-    report.warnings(&mut page);
-    if !report.phases.is_empty() {
-        let bars = waterfall(
-            "Phases from the opening of the checkpoint on",
-            &report.phases,
-        );
-        let intro = "Phases overlap: connections are made while headers are read.";
-        page.section("Start", intro, vec![Item::Bars(bars)]);
-    }
-    page.section("Throughput and depth over time", "", load.samples.items());
-    report.time(&mut page);
-    if !report.engine.name.is_empty() {
-        report.reads(&mut page);
-        report.memory(&mut page);
-    }
-    report.others(&mut page);
-    load.content(&mut page);
-    if let Some(run) = &load.run {
-        run.add_to(&mut page);
-    }
-    let lines: Vec<_> = load.text.lines().take(LINES_MAX).map(text).collect();
-    if !lines.is_empty() {
-        let item = Item::Text("The report as text", lines.join("\n"));
-        page.section("Report", "", vec![item]);
-    }
-    page
-}
-
-fn badge(report: &Report) -> Badge {
-    let level = match report.outcome.as_str() {
-        "complete" => "ok",
-        "running" => "note",
-        _ => "fail",
-    };
-    Badge {
-        text: text(&report.outcome),
-        level,
-    }
-}
 
 /// Formats bytes, unless there are none.
 fn some_bytes(bytes: u64) -> Option<String> {
@@ -277,8 +17,8 @@ fn some_count(count: u64) -> Option<String> {
     (count > 0).then(|| count.to_string())
 }
 
-impl Report {
-    fn figures(&self, page: &mut Page) {
+impl ReportFields {
+    pub(super) fn figures(&self, page: &mut Page) {
         let rate = (self.seconds > 0.0).then(|| float(self.tensor_bytes) / self.seconds);
         page.figure("Throughput", rate.map(format_rate));
         page.figure("Tensors", Some(self.tensors.to_string()));
@@ -294,7 +34,7 @@ impl Report {
         page.figure("Engine", Some(text(&self.engine.name)));
     }
 
-    fn warnings(&self, page: &mut Page) {
+    pub(super) fn warnings(&self, page: &mut Page) {
         let notes: Vec<_> = self
             .notes
             .iter()
@@ -307,7 +47,7 @@ impl Report {
     }
 
     /// Adds the stages: those of the lanes together, and the caller's wait.
-    fn time(&self, page: &mut Page) {
+    pub(super) fn time(&self, page: &mut Page) {
         let stages = &self.stages;
         let lanes = [
             ("waiting for storage", stages.storage_wait, "a"),
@@ -361,7 +101,7 @@ impl Report {
         page.section("Where the time went", &caller, vec![Item::Bars(bars)]);
     }
 
-    fn reads(&self, page: &mut Page) {
+    pub(super) fn reads(&self, page: &mut Page) {
         let retried = (self.retries + self.opening_retries > 0).then(|| {
             let last = self.last_retry.as_deref().unwrap_or("unknown");
             format!(
@@ -439,7 +179,7 @@ impl Report {
         page.section("Reads", "", items);
     }
 
-    fn memory(&self, page: &mut Page) {
+    pub(super) fn memory(&self, page: &mut Page) {
         let staging = self.staging.as_ref().map(|staging| {
             format!(
                 "{} in {}, {} pinned",
@@ -483,7 +223,7 @@ impl Report {
     }
 
     /// Adds ranks, verification, cache and mirrors, if the load had any.
-    fn others(&self, page: &mut Page) {
+    pub(super) fn others(&self, page: &mut Page) {
         let object = |value: &Value| {
             let facts = crate::facts::options(value).into_iter();
             let facts = facts.map(|(name, value)| (crate::facts::label(&name), text(&value)));
@@ -531,36 +271,4 @@ fn facts_of<const N: usize>(facts: [(&str, Option<String>); N]) -> Item {
     let known = facts.into_iter();
     let known = known.filter_map(|(name, value)| Some((name.to_owned(), text(&value?))));
     Item::Facts(known.collect())
-}
-
-impl Load {
-    /// Adds shards and tensors.
-    fn content(&self, page: &mut Page) {
-        let mut items = Vec::new();
-        if !self.shards.is_empty() {
-            let rows = self.shards.iter().map(|(location, tensors, bytes)| {
-                vec![location.clone(), tensors.to_string(), format_bytes(*bytes)]
-            });
-            let table = Table::new("Shards", &["shard", "#tensors", "#bytes"]);
-            items.push(Item::Table(table.with_rows(rows)));
-        }
-        if !self.tensors.is_empty() {
-            let rows = self.tensors.iter().map(|tensor| {
-                let shape: Vec<_> = tensor.shape.iter().map(ToString::to_string).collect();
-                vec![
-                    tensor.name.clone(),
-                    tensor.dtype.clone(),
-                    format!("[{}]", shape.join(", ")),
-                    format_bytes(tensor.bytes),
-                    tensor.shard.to_string(),
-                ]
-            });
-            let caption = "Tensors, the largest first";
-            let titles = ["name", "dtype", "shape", "#size", "#shard"];
-            let table = Table::new(caption, &titles).of_size(56_000).with_rows(rows);
-            let table = table.folded();
-            items.push(Item::Table(table));
-        }
-        page.section("Checkpoint", "", items);
-    }
 }
