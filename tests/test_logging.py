@@ -198,8 +198,10 @@ def test_no_secret_is_logged(floats: Floats, web: Web, caplog: pytest.LogCapture
         received = dict(stream)
     assert len(received) == 12
     assert any("planted-token" in request.headers.get("authorization", "") for request in web.requests)
-    said = [record.getMessage() for record in caplog.records] + [repr(stream.report), stream.report._repr_html_()]
-    assert len(said) == 4
+    report = stream.report
+    said = [record.getMessage() for record in caplog.records]
+    said += [repr(report), report._repr_html_(), report.html()]
+    assert len(said) == 5
     assert "127.0.0.1" in said[0]
     for text in said:
         assert "planted" not in text

@@ -89,7 +89,23 @@ def test_report_text_is_readable(loaded: tuple[tload.Report, Path]) -> None:
     assert report.summary.startswith(f"{path}: 8 tensors, 16.0 MiB in ")
     assert re.search(rf" [GM]B/s \(complete\), {report.engine.name}$", report.summary)
     assert repr(report) == f"<tload.Report of {report.summary}>"
-    # Notebooks show a location literally, whatever it contains.
-    assert dataclasses.replace(report, text="<b>&")._repr_html_() == "<pre>&lt;b&gt;&amp;</pre>"
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.tensors = 3  # type: ignore[misc]
+
+
+def test_report_is_a_page_and_a_cell_of_a_notebook(loaded: tuple[tload.Report, Path]) -> None:
+    report, path = loaded
+    # Both show a text literally, whatever it contains.
+    hostile = dataclasses.replace(report, text="<script>&\n", notes=("<img src=x>",))
+    page, cell = hostile.html(), hostile._repr_html_()
+    assert page.startswith("<!doctype html>")
+    assert cell.startswith('<div class="tload')
+    for shown in (page, cell):
+        assert len(shown) <= 200_000
+        assert "&#60;script&#62;&#38;" in shown
+        assert "&#60;img src=x&#62;" in shown
+        assert not re.search(r"<script|<img|src=\"|@import|url\(", shown)
+        assert str(path) in shown
+        assert "waiting for storage" in shown
+        assert shown.count("<table") == shown.count("</table>") >= 2
+    assert f"tload {tload.__version__}" in page

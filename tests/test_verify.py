@@ -98,7 +98,10 @@ def test_flipped_bit_raises_error_naming_tensor(folder: Path) -> None:
     )
     assert str(report).count("expected crc64nvme:") == 1
     assert str(report).startswith("file ")
-    assert report._repr_html_().startswith("<pre>file ")
+    shown = report._repr_html_()
+    assert "<table" in shown
+    for text in ("not ok", "differs", shard.name, "Differences", f"manifest {folder / MANIFEST}"):
+        assert text in shown
     with pytest.raises(tload.CorruptError, match="expected crc64nvme:") as caught:
         report.check()
     assert caught.value.tensor == "b"

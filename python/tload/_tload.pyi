@@ -183,6 +183,15 @@ def finish_serving(timeout: float) -> bool:
 def forward_events() -> None:
     """Log the events of the core that wait."""
 
+def report_page(document: str, text: str, unix_seconds: int) -> str:
+    """Return the page of a report: its JSON, its text, and the present time."""
+
+def report_fragment(document: str, text: str) -> str:
+    """Return a report, as JSON and text, for a cell of a notebook."""
+
+def verified_fragment(document: str) -> str:
+    """Return the report of a verification, as JSON with `ok`, for a cell of a notebook."""
+
 def format_bytes(bytes: int) -> str:
     """Format a size with one decimal and a binary unit."""
 

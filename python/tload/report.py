@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -422,9 +423,24 @@ class Report:
     def __repr__(self) -> str:
         return f"<tload.Report of {self.summary}>"
 
-    def _repr_html_(self) -> str:
-        # `import tload` does without it.
-        import html
+    def html(self) -> str:
+        """Return the report as a page of HTML, as `tload load --html` writes it.
 
-        # Shown by notebooks. Locations and notes may contain markup.
-        return f"<pre>{html.escape(self.text)}</pre>"
+        The page is complete: it has no script, and loads nothing from elsewhere. It shows the phases
+        of the start, where the time went, reads and memory. What only the command knows, such as
+        the machine, is not in it.
+
+        Returns:
+            The text of a file.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> stream = tload.stream("model_dir")
+            >>> tensors = dict(stream)
+            >>> size = Path("load.html").write_text(stream.report.html(), encoding="utf-8")
+        """
+        return _tload.report_page(json.dumps(self.to_dict()), self.text, int(time.time()))
+
+    def _repr_html_(self) -> str:
+        # Shown by notebooks.
+        return _tload.report_fragment(json.dumps(self.to_dict()), self.text)

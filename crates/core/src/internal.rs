@@ -75,6 +75,11 @@ pub mod stream {
     pub use crate::load::stream::{Handover, LastSteps, StreamSetup};
 }
 
+/// Watchers of loads.
+pub mod watch {
+    pub use crate::load::watch::{Layer, TensorSink, WatchedLoad, Watcher};
+}
+
 /// Files and objects.
 pub mod storage {
     pub use crate::storage::*;

@@ -24,6 +24,7 @@ mod interrupt;
 mod load_targets;
 mod loader;
 mod options;
+mod pages;
 mod raised;
 mod readiness;
 mod sharding;
@@ -63,6 +64,8 @@ mod _tload {
     use crate::options::{
         check_options, format_bytes, option_from_variable, parse_bytes, seconds, verify_mode,
     };
+    #[pymodule_export]
+    use crate::pages::{report_fragment, report_page, verified_fragment};
     #[pymodule_export]
     use crate::sharding::Sharding;
     #[pymodule_export]

@@ -111,10 +111,14 @@ class VerifyReport:
         return f"<tload.VerifyReport of {self.location}: {'ok' if self.ok else 'not ok'}; files: {counts or 'none'}>"
 
     def _repr_html_(self) -> str:
-        # Shown by notebooks. Names may contain markup.
-        import html
-
-        return f"<pre>{html.escape(self.text)}</pre>"
+        # Shown by notebooks.
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("error", "text")
+        }
+        fields["files"] = [dataclasses.asdict(file) for file in self.files]
+        return _tload.verified_fragment(json.dumps({**fields, "ok": self.ok}))
 
     @property
     def ok(self) -> bool:

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::device::DeviceArg;
+use super::export::ExportArgs;
 use super::location;
 use super::open::OpenArgs;
 use super::ranks::RankArgs;
@@ -100,7 +101,7 @@ pub(crate) struct BenchArgs {
     #[arg(
         long,
         requires = "location",
-        conflicts_with_all = ["with_defaults", "ranks", "csv", "markdown", "plot"]
+        conflicts_with_all = ["with_defaults", "ranks", "csv", "markdown", "plot", "trace"]
     )]
     pub(crate) startup: bool,
     /// When this process was started, for the process that measures it: nanoseconds since 1970
@@ -128,34 +129,8 @@ pub(crate) struct BenchArgs {
     /// directory and /var/tmp that is on a disk with enough space]
     #[arg(long, value_name = "DIR", help_heading = "Synthetic checkpoint")]
     pub(crate) dir: Option<PathBuf>,
-    /// Write every sample as JSON; if the benchmark fails, the samples so far and the error
-    #[arg(long, value_name = "FILE", help_heading = "Exports")]
-    pub(crate) json: Option<PathBuf>,
-    /// Write every sample as CSV
-    #[arg(
-        long,
-        value_name = "FILE",
-        help_heading = "Exports",
-        conflicts_with = "ranks"
-    )]
-    pub(crate) csv: Option<PathBuf>,
-    /// Write the summary as Markdown
-    #[arg(
-        long,
-        value_name = "FILE",
-        help_heading = "Exports",
-        conflicts_with = "ranks"
-    )]
-    pub(crate) markdown: Option<PathBuf>,
-    /// Plot the speeds as SVG (FILE ends in .svg) over the swept setting with the most values,
-    /// together with the ceiling
-    #[arg(
-        long,
-        value_name = "FILE",
-        help_heading = "Exports",
-        conflicts_with = "ranks"
-    )]
-    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Exports")]
+    pub(crate) exports: ExportArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -7,6 +7,7 @@ mod configured;
 mod copy;
 mod device;
 mod display;
+mod export;
 mod generate;
 mod location;
 mod ls;
@@ -21,6 +22,7 @@ mod tuning;
 mod verify;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -33,6 +35,7 @@ pub(crate) use cache::{
 pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
 pub(crate) use display::DisplayArgs;
+pub(crate) use export::ExportArgs;
 pub(crate) use generate::{CompletionsArgs, ManArgs, completions, manual, program};
 pub(crate) use ls::{LsArgs, SortArg};
 pub(crate) use open::OpenArgs;
@@ -151,6 +154,14 @@ pub(crate) struct LoadArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write a page of HTML: the phases of the start, throughput and depth over time, where the
+    /// time went, the machine, the tensors
+    #[arg(long, value_name = "FILE", conflicts_with = "ranks")]
+    pub(crate) html: Option<PathBuf>,
+    /// Write a trace, which https://ui.perfetto.dev opens: reads, copies to GPUs, tensors, waits of
+    /// each lane
+    #[arg(long, value_name = "FILE", conflicts_with = "ranks")]
+    pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) opening: OpenArgs,
     #[command(flatten)]
@@ -203,6 +214,9 @@ pub(crate) struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write a page of HTML with the findings and their advice, the worst first
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
 }
 
 #[cfg(test)]

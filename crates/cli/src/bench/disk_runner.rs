@@ -1,18 +1,21 @@
 //! Runner for real measurements: prepares the page cache and memory, runs one contender, and reads
 //! its usage.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
-use tload::internal::Ceiling;
 use tload::internal::probe::prefault;
+use tload::internal::{Ceiling, format_bytes};
 use tload::{Checkpoint, Device, Loader, OpenOptions, Report, Result, release_staging};
+use tload_trace::Recorder;
 
 use super::fio::{Fio, Job};
 use super::page_cache::{PageCache, Residency};
 use super::usage::{Meter, Usage};
 use super::warnings::Warning;
-use super::{Cell, Contender, Measurement, Mode, Runner};
+use super::{Cell, Configuration, Contender, Measurement, Mode, Runner};
 use crate::host::{System, memory};
 use crate::interrupt::Interrupt;
 use crate::output::quantity::{gibibytes, rate};
@@ -42,6 +45,7 @@ pub(crate) struct DiskRunner<'a> {
     /// Cell, extent and depth of the last load of each cell; fio uses the same.
     reads: Vec<(Cell, u64, usize)>,
     warnings: Vec<Warning>,
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl<'a> DiskRunner<'a> {
@@ -65,7 +69,26 @@ impl<'a> DiskRunner<'a> {
             interrupt,
             reads: Vec::new(),
             warnings: Vec::new(),
+            recorder: None,
         }
+    }
+
+    /// Records the loads, if there is a recorder.
+    pub(crate) fn recorded_by(mut self, recorder: Option<Arc<Recorder>>) -> Self {
+        self.recorder = recorder;
+        self
+    }
+
+    fn watched(&self, loader: Loader, cell: &Cell) -> Loader {
+        let Some(recorder) = &self.recorder else {
+            return loader;
+        };
+        let Configuration { options, .. } = &cell.configuration;
+        let mut name = format!("{:?}, {}", cell.mode, cell.cache_state.name()).to_lowercase();
+        let _ = options.depth.map(|depth| write!(name, ", depth {depth}"));
+        let _ =
+            (options.extent_bytes).map(|bytes| write!(name, ", extent {}", format_bytes(bytes)));
+        loader.watched_by(recorder.watcher(name))
     }
 
     /// Returns the warnings collected during the runs.
@@ -114,6 +137,7 @@ impl<'a> DiskRunner<'a> {
             let opened = Checkpoint::open_with(self.checkpoint.location(), self.opening)?;
             cell.configuration.loader(opened)
         };
+        let loader = self.watched(loader, cell);
         let mut stream = loader.stream()?;
         self.interrupt.watch(stream.canceller());
         let mut first_tensor_seconds = None;

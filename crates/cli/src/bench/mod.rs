@@ -2,7 +2,7 @@
 //!
 //! A [`Plan`] has cells (a configuration, a mode and a state of the page cache) and rounds. In each
 //! round, `schedule` lets a [`Runner`] run the [`Contender`]s of each cell. The samples go into
-//! `results`, which `stats` summarises. `disk_runner` is the runner for real measurements and uses
+//! `results`, which summarises them. `disk_runner` is the runner for real measurements and uses
 //! `page_cache`, `usage` and `fio`; tests use a mock. `place` and `target` open or create the
 //! checkpoint, `gpu` holds the GPU that tensors go to, `warnings` lists caveats for the reader,
 //! `sweep` compares the defaults with the best, and `verdict` closes with sentences.
@@ -14,7 +14,6 @@ pub(crate) mod page_cache;
 mod place;
 pub(crate) mod results;
 pub(crate) mod schedule;
-pub(crate) mod stats;
 pub(crate) mod sweep;
 pub(crate) mod table;
 pub(crate) mod target;
@@ -31,6 +30,7 @@ use tload::{Checkpoint, Device, LoadOptions, Loader, Report, Result};
 pub(crate) use fio::Fio;
 pub(crate) use gpu::Gpu;
 pub(crate) use page_cache::Residency;
+pub(crate) use tload_html::Spread;
 
 /// Treatment of the tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::stats::Spread;
+use super::Spread;
 use super::{Cell, Contender, Measurement, Plan};
 use crate::host::record::HostRecord;
 

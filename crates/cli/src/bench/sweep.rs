@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use super::Spread;
 use super::results::{CellResults, Results};
-use super::stats::Spread;
 use super::{Contender, table};
 use crate::output::quantity::format_count;
 

@@ -175,7 +175,8 @@ fn summary_row(cell: &CellResults, summary: &Summary) -> [String; 7] {
     ]
 }
 
-fn contender(cell: &CellResults, contender: Contender) -> &'static str {
+/// Returns the name of a contender.
+pub(crate) fn contender(cell: &CellResults, contender: Contender) -> &'static str {
     match contender {
         Contender::Tload => "tload",
         Contender::Ceiling if disk_runner::keeps_in_host_memory(&cell.cell) => {

@@ -5,8 +5,8 @@ use std::fmt;
 use tload::CacheMode;
 use tload::internal::format_bytes;
 
+use super::Spread;
 use super::results::{CellResults, Results, Sample};
-use super::stats::Spread;
 use super::table::{short_bytes, unreached_extent};
 use super::{CacheState, Contender};
 use crate::output::quantity::{float, format_seconds, format_share};

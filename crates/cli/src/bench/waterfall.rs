@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::stats::Spread;
+use super::Spread;
 use crate::output::quantity::{float, format_seconds};
 use crate::output::table::Align;
 

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use tload::{Location, OpenOptions, Result};
+use tload_trace::Recorder;
 
 use super::harness::{self, Bench, Subject, cache_states};
 use super::local_path::require_local;
@@ -47,7 +48,7 @@ pub(crate) fn run(
             Starts::new(bench.args)
         });
     }
-    exported(args, interrupt, |exports, results| {
+    exported(args, arguments, interrupt, |exports, results| {
         bench(args, arguments, interrupt, out, exports, results)
     })
 }
@@ -60,7 +61,7 @@ fn processes<S: Subject>(
     out: &mut dyn Write,
     subject: impl FnOnce(Bench<'_>) -> Result<S>,
 ) -> Result<()> {
-    exported(args, interrupt, |_, results| {
+    exported(args, arguments, interrupt, |_, results| {
         let target = &target(args, &opening(args)?, interrupt)?;
         let bench = Bench {
             args,
@@ -76,20 +77,23 @@ fn processes<S: Subject>(
 /// which are in the results, and the error.
 fn exported<R: Serialize>(
     args: &BenchArgs,
+    arguments: &[OsString],
     interrupt: &Interrupt,
     measure: impl FnOnce(&Exports, &mut Option<R>) -> Result<()>,
 ) -> Result<()> {
     let mut results = None;
-    let exports = Exports::create(
-        args.json.as_deref(),
-        args.csv.as_deref(),
-        args.markdown.as_deref(),
-        args.plot.as_deref(),
-    );
+    let exports = Exports::create(&args.exports);
     let outcome = exports.and_then(|exports| measure(&exports, &mut results));
-    match (&args.json, &outcome) {
+    match (&args.exports.json, &outcome) {
         (Some(path), Err(error)) if !is_closed_pipe(error) => {
             export::write_failure(path, results.as_ref(), interrupt.failure(error));
+        }
+        _ => {}
+    }
+    match (&args.exports.html, &outcome) {
+        (Some(path), Err(error)) if results.is_none() && !is_closed_pipe(error) => {
+            let record = RunRecord::new(redact::arguments(arguments));
+            export::html::write_failure(path, error, &record);
         }
         _ => {}
     }
@@ -148,8 +152,16 @@ fn bench(
     let rounds = format!("{rounds}, contenders in rotating order");
     harness::write_head(out, &results.checkpoint, &results.host, &rounds)
         .map_err(standard_output)?;
-    let mut runner = DiskRunner::new(&target.checkpoint, &opening, fio, interrupt);
-    measure(&plan, &mut runner, results, &known, exports)?;
+    let recorder = args.exports.trace.as_ref().map(|_| Recorder::start());
+    let mut runner =
+        DiskRunner::new(&target.checkpoint, &opening, fio, interrupt).recorded_by(recorder.clone());
+    let measured = measure(&plan, &mut runner, results, &known, exports);
+    // Also if a run failed: the trace may show why.
+    let traced = (args.exports.trace.as_ref().zip(recorder.as_ref()))
+        .map_or(Ok(()), |(path, recorder)| {
+            export::write_trace(path, recorder)
+        });
+    measured.and(traced)?;
     known.extend(runner.into_warnings());
     results.warnings = texts(&known, results);
     exports.write(results)?;

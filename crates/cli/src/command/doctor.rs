@@ -1,7 +1,7 @@
 //! `tload doctor`: prints the findings with the advice below each, their counts, and the most
 //! urgent change.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,20 +13,24 @@ use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions};
 use tload_config::Config;
 
 use crate::args::DoctorArgs;
+use crate::bench::results::RunRecord;
 use crate::configuration;
 use crate::deadline::{ERROR_GRACE, Watch};
 use crate::doctor::{
     Change, Finding, Level, Settings, Storage, Urgency, examine, examine_configuration,
     examine_storage, examine_variables, first, no_answer,
 };
+use crate::export;
 use crate::host::System;
 use crate::host::limits::Limits;
+use crate::host::record::HostRecord;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
 use crate::output::quantity::format_count;
 use crate::output::style;
+use crate::redact;
 
 /// Longest measurement of a store if the user's timeout is beyond the clock's range.
 const MEASURING_MAX: Duration = Duration::from_secs(3600);
@@ -34,6 +38,7 @@ const MEASURING_MAX: Duration = Duration::from_secs(3600);
 /// Runs the subcommand. `limits` are those that the command was started with.
 pub(crate) fn run(
     args: &DoctorArgs,
+    arguments: &[OsString],
     interrupt: &Interrupt,
     limits: &Limits,
     out: &mut dyn Write,
@@ -43,6 +48,7 @@ pub(crate) fn run(
     let settings = Settings::new(config.as_deref().ok(), variable).with_arguments(&args.opening);
     let location = args.location.as_deref();
     let location = location.and_then(|text| options::location(text).ok());
+    args.html.as_deref().map_or(Ok(()), export::create)?;
     // An error in these options is reported even without a location.
     let nothing = Config::default();
     let configured = config.as_deref().unwrap_or(&nothing);
@@ -73,6 +79,13 @@ pub(crate) fn run(
         measured = examined.storage.store;
         outcome = examined.outcome;
     }
+    let page = write_page(
+        args,
+        arguments,
+        &findings,
+        outcome.as_ref().err(),
+        interrupt,
+    );
     let written = if args.json {
         let failure = outcome.as_ref().err().map(|error| interrupt.failure(error));
         let diagnosis = Diagnosis::new(&findings, measured.as_ref());
@@ -89,7 +102,32 @@ pub(crate) fn run(
         written
     };
     // The error of the location, even if the findings cannot be written.
-    outcome.and(written)
+    outcome.and(written).and(page)
+}
+
+/// Writes the page, if the user wants one.
+fn write_page(
+    args: &DoctorArgs,
+    arguments: &[OsString],
+    findings: &[Finding],
+    error: Option<&Error>,
+    interrupt: &Interrupt,
+) -> Result<()> {
+    let Some(path) = &args.html else {
+        return Ok(());
+    };
+    let failure = error.map(|error| interrupt.failure(error));
+    let diagnosis = Diagnosis::new(findings, None);
+    let location = args.location.clone();
+    let shown = location.and_then(|location| redact::arguments(&[location]).pop());
+    let record = RunRecord::new(redact::arguments(arguments));
+    let host = HostRecord::collect(&System::real(), None, None, None);
+    let doctor = tload_html::Doctor {
+        diagnosis: serde_json::to_value(Outcome::new(&diagnosis, failure)).unwrap_or_default(),
+        location: shown,
+        run: export::run(&record, Some(&host)),
+    };
+    export::write_text(path, &tload_html::doctor_page(&doctor))
 }
 
 /// Result of checking a location.

@@ -68,6 +68,11 @@ pub(super) trait Subject: Serialize + Sized {
         variant: &Self::Variant,
     ) -> Option<Self::Summary>;
 
+    /// Returns the medians of the phases, each with a name, if the runs have phases.
+    fn starts(&self, _summaries: &[Self::Summary]) -> Vec<(String, Vec<tload_html::Phase>)> {
+        Vec::new()
+    }
+
     /// Prints the summaries.
     fn write_tables(
         &self,
@@ -180,13 +185,31 @@ impl<S: Subject> Results<S> {
                     });
                     self.sum_up(&states, &variants);
                     self.complete = self.samples.len() == planned;
-                    if let Some(path) = &bench.args.json {
+                    if let Some(path) = &bench.args.exports.json {
                         export::write_json(path, self)?;
+                    }
+                    if let Some(path) = &bench.args.exports.html {
+                        export::write_text(path, &self.page(bench))?;
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Returns the page of the starts so far.
+    fn page(&self, bench: Bench<'_>) -> String {
+        let warnings = bench.target.warnings.iter();
+        tload_html::bench_page(&tload_html::Bench {
+            checkpoint: table::describe_checkpoint(&self.checkpoint),
+            host: table::describe_host(&self.host),
+            rounds: self.rounds.into(),
+            is_complete: self.complete,
+            warnings: warnings.map(ToString::to_string).collect(),
+            starts: self.subject.starts(&self.summaries),
+            run: export::run(&self.run, Some(&self.host)),
+            ..tload_html::Bench::default()
+        })
     }
 
     fn sum_up(&mut self, states: &[CacheState], variants: &[S::Variant]) {

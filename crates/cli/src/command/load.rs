@@ -13,6 +13,7 @@ use super::open::open;
 use super::ranks;
 use crate::args::LoadArgs;
 use crate::digest::Digest;
+use crate::export::load::LoadFiles;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note as print_note, standard_output, warn};
@@ -31,6 +32,20 @@ pub(crate) fn run(
     if let Some(size) = args.ranks.ranks {
         return ranks::load(args, size.into(), arguments, interrupt, out);
     }
+    let mut files = LoadFiles::create(args, arguments)?;
+    let outcome = load(args, &mut files, interrupt, out);
+    if let Err(error) = &outcome {
+        files.write_failure(error);
+    }
+    outcome
+}
+
+fn load(
+    args: &LoadArgs,
+    files: &mut LoadFiles<'_>,
+    interrupt: &Interrupt,
+    out: &mut dyn Write,
+) -> Result<()> {
     let device = options::device(&args.device)?;
     let rules = options::device_map(&args.device_map)?;
     let timeout = args.tuning.0.timeout;
@@ -40,7 +55,9 @@ pub(crate) fn run(
     };
     let locations = options::location(&args.location).into_iter().collect();
     let early = EarlyStart::begin(ordinals, locations, &args.tuning.0);
+    files.opening();
     let checkpoint = open(&args.location, &args.opening, timeout, interrupt)?;
+    files.opened(&checkpoint);
     let loader = Loader::new(checkpoint);
     let loader = match early {
         Some(early) => loader.prepared_by(early),
@@ -51,11 +68,13 @@ pub(crate) fn run(
         .device(device)
         .device_map(rules)
         .options(args.tuning.0.clone());
+    let loader = files.watched(loader);
     if args.digest {
         in_sight(&loader)?;
     }
     let mut digest = args.digest.then(Digest::default);
-    let (report, outcome) = stream(&loader, args, interrupt, digest.as_mut())?;
+    let (report, outcome) = stream(&loader, args, files, interrupt, digest.as_mut())?;
+    let written = files.write(&report, outcome.as_ref().err());
     if let Err(error) = outcome {
         if args.json {
             let result = Loaded::new(&report, None);
@@ -71,6 +90,7 @@ pub(crate) fn run(
         }
         return Err(error);
     }
+    written?;
     let digest = digest.map(Digest::finish);
     if args.json {
         for note in &report.notes {
@@ -100,19 +120,25 @@ fn in_sight(loader: &Loader) -> Result<()> {
 fn stream(
     loader: &Loader,
     args: &LoadArgs,
+    files: &mut LoadFiles<'_>,
     interrupt: &Interrupt,
     mut digest: Option<&mut Digest>,
 ) -> Result<(Report, Result<()>)> {
     let mut stream = loader.stream()?;
     interrupt.watch(stream.canceller());
+    files.begun(&stream);
     let mut kept = Vec::new();
-    let outcome = receive(&mut stream, "loading", &mut |tensor| {
+    let mut keep = |tensor| {
         if let Some(digest) = &mut digest {
             digest.add(&tensor);
         }
         if args.keep {
             kept.push(tensor);
         }
+    };
+    let step = files.step().unwrap_or(REDRAW);
+    let outcome = receive_watched(&mut stream, "loading", step, &mut keep, &mut |stream| {
+        files.look(stream);
     });
     Ok((stream.report(), outcome.and_then(|()| interrupt.check())))
 }
@@ -123,14 +149,26 @@ pub(super) fn receive(
     message: &'static str,
     to: &mut dyn FnMut(Tensor),
 ) -> Result<()> {
+    receive_watched(stream, message, REDRAW, to, &mut |_| ())
+}
+
+/// Like [`receive`], and lets `watch` look at the stream at least once per `step`.
+fn receive_watched(
+    stream: &mut TensorStream,
+    message: &'static str,
+    step: Duration,
+    to: &mut dyn FnMut(Tensor),
+    watch: &mut dyn FnMut(&TensorStream),
+) -> Result<()> {
     let progress = Progress::for_bytes(stream.progress().bytes_total, message);
     loop {
-        match stream.wait(REDRAW) {
+        match stream.wait(step) {
             Poll::Pending => {}
             Poll::Ready(None) => return Ok(()),
             Poll::Ready(Some(tensor)) => to(tensor?),
         }
         progress.show(stream);
+        watch(stream);
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn run(
         Command::Verify(args) => verify::run(&args, interrupt, out),
         Command::Cache(args) => cache::run(&args.command, interrupt, out),
         Command::Serve(args) => serve::run(&args, interrupt, out),
-        Command::Doctor(args) => doctor::run(&args, interrupt, limits, out),
+        Command::Doctor(args) => doctor::run(&args, arguments, interrupt, limits, out),
         Command::Completions(args) => completions::run(&args, program(arguments), out),
         Command::Man(args) => man::run(&args, program(arguments)),
     }

@@ -147,6 +147,20 @@ impl Subject for Starts {
         })
     }
 
+    fn starts(&self, summaries: &[Summary]) -> Vec<(String, Vec<tload_html::Phase>)> {
+        let phase = |it: &PhaseSummary| tload_html::Phase {
+            phase: it.phase.clone(),
+            start_seconds: it.start_seconds.median,
+            seconds: it.seconds.median,
+        };
+        let start = |it: &Summary| {
+            let samples = format_count(it.samples as u64, "sample");
+            let name = format!("{}: {samples}, medians", it.cache_state.name());
+            (name, it.phases.iter().map(phase).collect())
+        };
+        summaries.iter().map(start).collect()
+    }
+
     fn write_tables(
         &self,
         summaries: &[Summary],

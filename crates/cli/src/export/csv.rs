@@ -123,7 +123,7 @@ fn field(value: Option<impl Display>) -> String {
 }
 
 /// Returns the name of `value` in the JSON export.
-fn name(value: &impl serde::Serialize) -> String {
+pub(super) fn name(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(name)) => name,
         other => format!("{other:?}"),

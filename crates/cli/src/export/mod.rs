@@ -1,22 +1,31 @@
-//! Export files of a benchmark. They are created before the first run, so that a bad path fails
-//! early, and replaced after each run, so that a crash loses at most one.
+//! Export files. They are created before the first run, so that a bad path fails early. Those of a
+//! benchmark are replaced after each run, so that a crash loses at most one; `load` has those of a
+//! load.
 
 mod csv;
+pub(crate) mod html;
 mod json;
+pub(crate) mod load;
 mod markdown;
+mod plain;
 mod plot;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use tload::{Error, Result};
+use tload_trace::Recorder;
 
+use crate::args::ExportArgs;
 use crate::bench::results::Results;
 use crate::output;
-use crate::output::error::file as file_error;
+use crate::output::error::note;
 use crate::output::failure::{Failure, Outcome};
+use crate::output::quantity::format_count;
+
+pub(crate) use self::plain::run;
 
 /// File format.
 trait Format {
@@ -32,21 +41,22 @@ pub(crate) struct Exports {
 
 impl Exports {
     /// Creates the files, empty.
-    pub(crate) fn create(
-        json: Option<&Path>,
-        csv: Option<&Path>,
-        markdown: Option<&Path>,
-        plot: Option<&Path>,
-    ) -> Result<Self> {
-        let drawn = plot.map(plot::Plot::for_path).transpose()?;
+    pub(crate) fn create(args: &ExportArgs) -> Result<Self> {
+        let plot = (args.plot.as_ref())
+            .map(|path| Ok::<_, Error>((path, plot::Plot::for_path(path)?)))
+            .transpose()?;
         let mut files: Vec<(PathBuf, Box<dyn Format>)> = Vec::new();
-        files.extend(json.map(|path| (path.to_owned(), Box::new(json::Json) as _)));
-        files.extend(csv.map(|path| (path.to_owned(), Box::new(csv::Csv) as _)));
-        files.extend(markdown.map(|path| (path.to_owned(), Box::new(markdown::Markdown) as _)));
-        files.extend(
-            plot.zip(drawn)
-                .map(|(path, plot)| (path.to_owned(), Box::new(plot) as _)),
-        );
+        let mut add = |path: Option<&PathBuf>, format: Box<dyn Format>| {
+            files.extend(path.map(|path| (path.clone(), format)));
+        };
+        add(args.json.as_ref(), Box::new(json::Json));
+        add(args.csv.as_ref(), Box::new(csv::Csv));
+        add(args.markdown.as_ref(), Box::new(markdown::Markdown));
+        add(args.html.as_ref(), Box::new(html::Html));
+        if let Some((path, plot)) = plot {
+            add(Some(path), Box::new(plot));
+        }
+        args.trace.as_deref().map_or(Ok(()), create)?;
         let exports = Self { files };
         exports.write_each(|_| String::new())?;
         Ok(exports)
@@ -59,7 +69,7 @@ impl Exports {
 
     fn write_each(&self, text: impl Fn(&dyn Format) -> String) -> Result<()> {
         for (path, format) in &self.files {
-            write(path, &text(format.as_ref())).map_err(|error| export_error(path, error))?;
+            write_text(path, &text(format.as_ref()))?;
         }
         Ok(())
     }
@@ -82,27 +92,65 @@ pub(crate) fn write_json(path: &Path, results: &impl Serialize) -> Result<()> {
     written.map_err(|error| export_error(path, error))
 }
 
+/// Creates a file, empty, so that a bad path fails early.
+pub(crate) fn create(path: &Path) -> Result<()> {
+    write_text(path, "")
+}
+
+/// Writes a whole file as [`write_with`] does.
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
+    write(path, text).map_err(|error| export_error(path, error))
+}
+
+/// Writes a trace as [`write_with`] does.
+pub(crate) fn write_trace(path: &Path, recorder: &Recorder) -> Result<()> {
+    write_with(path, &|out| recorder.write(out)).map_err(|error| export_error(path, error))?;
+    if recorder.dropped() > 0 {
+        let dropped = format_count(recorder.dropped(), "event");
+        note(&format!(
+            "{dropped} of the trace were not kept: it has a limited number"
+        ));
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    write_with(path, &|out| out.write_all(text.as_bytes()))
+}
+
+/// Writes the content of a file.
+type Content<'a> = &'a dyn Fn(&mut dyn Write) -> io::Result<()>;
+
 /// Writes a whole file. An existing one is replaced at once, so that a crash or a full disk leaves
 /// what it held before. Links (`/dev/stdout`), pipes and devices are written to, as is a file that
 /// cannot be replaced: a mount point, or one in a directory where no other can be created.
-fn write(path: &Path, text: &str) -> io::Result<()> {
+fn write_with(path: &Path, content: Content<'_>) -> io::Result<()> {
     let existing = path.symlink_metadata().ok();
     let Some(regular) = existing.filter(fs::Metadata::is_file) else {
-        return fs::write(path, text);
+        return write_directly(path, content);
     };
-    match replace(path, text, regular.permissions()) {
-        Err(error) if !is_full(&error) => fs::write(path, text),
+    match replace(path, content, regular.permissions()) {
+        Err(error) if !is_full(&error) => write_directly(path, content),
         replaced => replaced,
     }
 }
 
-fn replace(path: &Path, text: &str, permissions: fs::Permissions) -> io::Result<()> {
+fn write_directly(path: &Path, content: Content<'_>) -> io::Result<()> {
+    let mut out = BufWriter::new(fs::File::create(path)?);
+    content(&mut out)?;
+    out.flush()
+}
+
+fn replace(path: &Path, content: Content<'_>, permissions: fs::Permissions) -> io::Result<()> {
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
     let mut partial = tempfile::Builder::new()
         .prefix(".tload-")
         .suffix(".partial")
         .tempfile_in(folder.unwrap_or(Path::new(".")))?;
-    partial.write_all(text.as_bytes())?;
+    let mut out = BufWriter::new(&mut partial);
+    content(&mut out)?;
+    out.flush()?;
+    drop(out);
     partial.as_file().set_permissions(permissions)?;
     partial.persist(path)?;
     Ok(())
@@ -117,12 +165,15 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 fn export_error(path: &Path, error: io::Error) -> Error {
-    let is_missing = error.kind() == io::ErrorKind::NotFound;
-    let error = file_error("cannot write the export", path, error);
-    if is_missing {
-        error.with_hint("create the directory first")
-    } else {
-        error
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => Some("create the directory first"),
+        _ if is_full(&error) => Some("free some space, or write it elsewhere"),
+        _ => None,
+    };
+    let error = Error::from_write("cannot write the export", error).with_location(path.display());
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
     }
 }
 

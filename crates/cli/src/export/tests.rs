@@ -15,9 +15,17 @@ fn measured() -> Results {
     results
 }
 
+fn json(path: &Path) -> ExportArgs {
+    ExportArgs {
+        json: Some(path.to_owned()),
+        ..ExportArgs::default()
+    }
+}
+
 #[test]
 fn json_has_every_sample_and_stable_keys() {
-    let json: serde_json::Value = serde_json::from_str(&json::Json.render(&measured())).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&Json.render(&measured())).unwrap();
     assert_eq!(json["schema"], 1);
     assert_eq!(json["complete"], true);
     assert_eq!(json["host"]["kernel"], "6.18.0");
@@ -72,12 +80,21 @@ fn markdown_is_a_table() {
 fn export_files_are_created_before_first_run_and_bad_path_fails() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.json");
-    Exports::create(Some(&path), None, None, None).unwrap();
+    Exports::create(&json(&path)).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), "");
-    let error = Exports::create(None, Some(&folder.path().join("no/out.csv")), None, None)
-        .err()
-        .unwrap();
-    assert_eq!(error.kind(), tload::ErrorKind::NotFound);
+    let missing = folder.path().join("no/out");
+    let csv = ExportArgs {
+        csv: Some(missing.clone()),
+        ..ExportArgs::default()
+    };
+    let html = ExportArgs {
+        html: Some(missing),
+        ..ExportArgs::default()
+    };
+    for args in [csv, html] {
+        let error = Exports::create(&args).err().unwrap();
+        assert_eq!(error.kind(), tload::ErrorKind::NotFound);
+    }
 }
 
 #[test]
@@ -85,18 +102,23 @@ fn plot_is_written_as_svg_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     for name in ["out.png", "out", "svg", "out.svg.gz"] {
-        let json = path("out.json");
-        let error = Exports::create(Some(&json), None, None, Some(&path(name)))
-            .err()
-            .unwrap();
+        let both = ExportArgs {
+            plot: Some(path(name)),
+            ..json(&path("out.json"))
+        };
+        let error = Exports::create(&both).err().unwrap();
         assert_eq!(error.kind(), tload::ErrorKind::InvalidRequest, "{name}");
         assert!(error.hint().unwrap().contains(".svg"), "{error}");
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-    let missing = Exports::create(None, None, None, Some(&path("no/out.svg")));
+    let plot = |name| ExportArgs {
+        plot: Some(path(name)),
+        ..ExportArgs::default()
+    };
+    let missing = Exports::create(&plot("no/out.svg"));
     let error = missing.err().unwrap();
     assert_eq!(error.kind(), tload::ErrorKind::NotFound);
-    Exports::create(None, None, None, Some(&path("out.SVG")))
+    Exports::create(&plot("out.SVG"))
         .unwrap()
         .write(&measured())
         .unwrap();

@@ -94,6 +94,22 @@ fn text(value: &Value) -> &str {
 }
 
 #[test]
+fn trace_has_the_copies_to_gpus() {
+    let machine = Machine::new();
+    let trace = machine.path("trace.json");
+    let map = [
+        "--device",
+        "cuda:0",
+        "--device-map",
+        "model.layers.0=cuda:1",
+    ];
+    let report = machine.loaded(&[&map[..], &["--trace", &trace]].concat());
+    assert_eq!(report["devices"].as_array().unwrap().len(), 2);
+    let all = crate::traces::sums(Path::new(&trace));
+    crate::traces::assert_sums(&all[&1], &report);
+}
+
+#[test]
 fn tensors_are_loaded_to_requested_gpu() {
     let machine = Machine::new();
     let on_the_host = machine.loaded(&[]);

@@ -21,6 +21,7 @@ mod json;
 #[cfg(target_os = "linux")]
 mod limits;
 mod ls;
+mod pages;
 #[cfg(target_os = "linux")]
 mod ranks;
 mod remote;
@@ -29,6 +30,7 @@ mod secrets;
 mod serve;
 mod store;
 mod terminal_escapes;
+mod traces;
 mod verified;
 mod verify;
 

@@ -6,7 +6,7 @@ use std::process::Output;
 use crate::{command, stderr};
 
 /// Parts, one of which is in every secret of any test.
-const SECRETS: &str = include_str!("../../../../tests/secrets.txt");
+pub(crate) const SECRETS: &str = include_str!("../../../../tests/secrets.txt");
 
 pub(crate) const VARIABLES: [(&str, &str); 13] = [
     ("AWS_ACCESS_KEY_ID", "AKIAhunter2"),

@@ -27,6 +27,18 @@ pub(crate) enum Destination {
     CudaTargets(Context),
 }
 
+impl Destination {
+    /// Returns the name of the device: `cpu`, `cuda:0`.
+    pub(crate) fn device(&self) -> String {
+        match self {
+            Self::Host | Self::HostTargets => "cpu".to_owned(),
+            Self::Cuda(context) | Self::CudaTargets(context) => {
+                format!("cuda:{}", context.ordinal())
+            }
+        }
+    }
+}
+
 /// Destinations of all tensors of a load.
 #[derive(Debug)]
 pub(crate) struct Destinations {

@@ -10,6 +10,7 @@ use super::destinations::DeviceRules;
 use super::device_map::DeviceMap;
 use super::early::EarlyStart;
 use super::stream::Canceller;
+use super::watch::Watcher;
 use crate::checkpoint::OpenOptions;
 use crate::error::Result;
 use crate::memory::{RegionCache, Target};
@@ -62,6 +63,7 @@ pub struct Loader {
     pub(super) group: Option<Arc<dyn Group>>,
     pub(super) canceller: Canceller,
     pub(super) early: Option<EarlyStart>,
+    pub(super) watcher: Option<Arc<dyn Watcher>>,
 }
 
 impl Loader {
@@ -105,6 +107,7 @@ impl Loader {
             group: None,
             canceller: Canceller::default(),
             early: None,
+            watcher: None,
         }
     }
 
@@ -352,6 +355,15 @@ impl Loader {
     #[must_use]
     pub fn prepared_by(mut self, early: EarlyStart) -> Self {
         self.early = Some(early);
+        self
+    }
+
+    /// Sets the watcher of the loads, which sees their jobs and completions. In a group, it does
+    /// not see the reads of the leader for other ranks.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn watched_by(mut self, watcher: Arc<dyn Watcher>) -> Self {
+        self.watcher = Some(watcher);
         self
     }
 

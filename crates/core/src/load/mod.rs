@@ -34,6 +34,7 @@ mod staging;
 pub(crate) mod stream;
 mod unified;
 mod wanted;
+pub(crate) mod watch;
 
 mod checkpoint;
 mod loader;

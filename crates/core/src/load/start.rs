@@ -21,6 +21,7 @@ use super::prepare::Prepared;
 use super::source_table::Others;
 use super::stream::{Handover, StreamSetup, TensorStream};
 use super::unified;
+use super::watch::{self, WatchedLoad};
 use crate::error::Result;
 use crate::options::LoadOptions;
 use crate::report::{Counters, EngineReport, Report};
@@ -129,7 +130,9 @@ impl Loader {
             .checked(Arc::clone(check)),
         );
         let counters = Arc::<Counters>::default();
-        let lanes = prepared.lanes(&options, &feed, &counters, &outputs.slabs);
+        let mut lanes = prepared.lanes(&options, &feed, &counters, &outputs.slabs);
+        let layer = (self.watcher.as_ref()).map(|it| it.begin(WatchedLoad::new(&prepared)));
+        let open_sink = watch::around(layer.as_ref(), &mut lanes, outputs.open_sink);
         timeline.record("memory", planned);
         let (opened_at, opening) = self.checkpoint.opening();
         let handover = Handover::new(StreamSetup {
@@ -165,7 +168,7 @@ impl Loader {
         }
         let allocator = bridge(allocator, outputs.regions, feed, &handover, lanes.len())?;
         let events = || handover.lane_events();
-        let start = || lane::start(lanes, &outputs.open_sink, events);
+        let start = || lane::start(lanes, &open_sink, events);
         let (threads, opened) = match timeline.time("lanes", start) {
             Ok(started) => started,
             Err(refused) => return Err(TensorStream::refused(handover, refused)),

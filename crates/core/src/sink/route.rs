@@ -26,6 +26,21 @@ impl RouteSink {
     pub fn new(plan: Arc<Plan>, sinks: Vec<Box<dyn Sink<Tensor = (usize, Tensor)>>>) -> Self {
         Self { plan, sinks }
     }
+
+    /// Wraps the sink of each destination.
+    pub(crate) fn wrapped(
+        self,
+        wrap: impl Fn(
+            usize,
+            Box<dyn Sink<Tensor = (usize, Tensor)>>,
+        ) -> Box<dyn Sink<Tensor = (usize, Tensor)>>,
+    ) -> Self {
+        let sinks = self.sinks.into_iter().enumerate();
+        Self {
+            plan: self.plan,
+            sinks: sinks.map(|(index, sink)| wrap(index, sink)).collect(),
+        }
+    }
 }
 
 impl Sink for RouteSink {

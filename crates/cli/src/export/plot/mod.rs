@@ -1,17 +1,11 @@
-//! Plot of the speeds as SVG: `chart` holds the content, `draw` the layout, `marks` the colours and
-//! symbols, `svg` the syntax.
-
-mod chart;
-mod draw;
-mod marks;
-mod svg;
+//! Plot of the speeds as SVG, which the crate `tload-html` draws.
 
 use std::path::Path;
 
 use tload::{Error, ErrorKind, Result};
 
-use self::chart::Chart;
 use super::Format;
+use super::plain::plain;
 use crate::bench::results::Results;
 
 pub(super) struct Plot;
@@ -34,7 +28,7 @@ impl Plot {
 
 impl Format for Plot {
     fn render(&self, results: &Results) -> String {
-        Chart::new(results).draw()
+        tload_html::plot(&plain(results))
     }
 }
 

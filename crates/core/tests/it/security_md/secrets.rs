@@ -90,10 +90,11 @@ pub(super) const SECRETS: Section = Section {
             ],
         },
         Promise {
-            says: "The files that `tload bench` exports, and those that an interrupted `tload \
-                   cp` leaves, contain no secret.",
+            says: "The files that `tload bench` exports, the pages and traces of `--html` and \
+                   `--trace`, and what an interrupted `tload cp` leaves contain no secret.",
             tests: &[
                 "crates/cli/tests/it/store.rs::exports_have_no_secret",
+                "crates/cli/tests/it/pages.rs::pages_and_traces_hide_secrets_of_environment_and_arguments",
                 "crates/cli/tests/it/remote.rs::interrupted_copy_files_hold_no_secret",
             ],
         },

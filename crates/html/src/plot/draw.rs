@@ -1,11 +1,11 @@
 //! Layout of a chart: frames, axes, lines and points. Does not know results.
 
-use super::chart::{Bar, Body, Chart, Curve, Group, Panel, Point, Sweep, contender};
+use super::chart::{Bar, BarGroup, Body, Chart, Curve, Panel, Point, Sweep, contender};
 use super::marks::{Entry, FIRST, INK, PAPER, Style, pen};
-use super::svg::{Anchor, At, Pen, Position, Rectangle, Svg, at};
+use super::svg::{Anchor, At, Colours, Pen, Position, Rectangle, Svg, at};
 use crate::bench::Contender;
-use crate::bench::stats::Spread;
-use crate::output::quantity::float;
+use crate::quantity::float;
+use crate::stats::Spread;
 
 const GRID: &str = "#ddd";
 const LEFT: f64 = 72.0;
@@ -32,8 +32,8 @@ const SUBTITLE_LETTERS: usize = 120;
 const SPREAD_WIDTH: f64 = 24.0;
 
 impl Chart {
-    /// Returns the SVG.
-    pub(super) fn draw(&self) -> String {
+    /// Returns the SVG, in the colours of a file of its own or of the page around it.
+    pub(super) fn draw(&self, colours: Colours) -> String {
         let (body, legend) = match &self.body {
             Body::Sweep(sweep) => (sweep.size(), sweep.legend()),
             Body::Bars(groups) => (size_of_bars(groups), legend_of_bars(groups)),
@@ -44,6 +44,7 @@ impl Chart {
         let mut svg = Svg::new(
             LEFT + body.0 + LEGEND_GAP + legend_width,
             TOP + height + BELOW,
+            colours,
         );
         let title = shorten(&self.title, TITLE_LETTERS);
         svg.text(at(LEFT, 28.0), 16, Anchor::Start, &title);
@@ -316,13 +317,13 @@ impl Axis {
     }
 }
 
-fn size_of_bars(groups: &[Group]) -> (f64, f64) {
+fn size_of_bars(groups: &[BarGroup]) -> (f64, f64) {
     let names = groups.iter().map(|group| group.labels.len()).max();
     let width = WIDTH.max(GROUP_WIDTH * count(groups.len()));
     (width, HEIGHT + NAME_ROW * count(names.unwrap_or(0)))
 }
 
-fn legend_of_bars(groups: &[Group]) -> Vec<Entry> {
+fn legend_of_bars(groups: &[BarGroup]) -> Vec<Entry> {
     let bars = || groups.iter().flat_map(|group| &group.bars);
     [Contender::Tload, Contender::Ceiling, Contender::Fio]
         .into_iter()
@@ -331,7 +332,7 @@ fn legend_of_bars(groups: &[Group]) -> Vec<Entry> {
         .collect()
 }
 
-fn bars(svg: &mut Svg, groups: &[Group], width: f64) {
+fn bars(svg: &mut Svg, groups: &[BarGroup], width: f64) {
     let rates = groups.iter().flat_map(|group| &group.bars);
     let frame = Frame::new(TOP, width, HEIGHT, rates.map(|bar| bar.rate.max));
     frame.draw(svg, "");

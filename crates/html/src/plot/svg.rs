@@ -53,15 +53,26 @@ pub(super) struct Rectangle {
     pub(super) height: f64,
 }
 
+/// Colours of a picture.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Colours {
+    /// Dark on white, whatever is around it.
+    Own,
+    /// Ink, paper and grid of the page that it is in, which may be dark.
+    OfPage,
+}
+
 pub(super) struct Svg {
     text: String,
+    colours: Colours,
 }
 
 impl Svg {
-    /// Returns a white picture. Fonts are those of the viewer's system.
-    pub(super) fn new(width: f64, height: f64) -> Self {
+    /// Returns an empty picture. Fonts are those of the viewer's system.
+    pub(super) fn new(width: f64, height: f64, colours: Colours) -> Self {
         let mut svg = Self {
             text: String::new(),
+            colours,
         };
         let view = format!("0 0 {} {}", At(width), At(height));
         svg.tag(
@@ -75,11 +86,14 @@ impl Svg {
                 ("font-family", &"system-ui, sans-serif"),
             ],
         );
+        if colours == Colours::OfPage {
+            svg.attribute("aria-label", &"Speeds over the swept setting");
+        }
         svg.text.push_str(">\n");
         let white = [
             ("width", &"100%" as _),
             ("height", &"100%" as _),
-            ("fill", &"#fff" as _),
+            ("fill", &svg.colour("#fff") as _),
         ];
         svg.tag("rect", &white);
         svg.close("rect", "");
@@ -121,10 +135,8 @@ impl Svg {
         path: &str,
         hover: &str,
     ) {
-        self.tag(
-            "path",
-            &[("class", &class), ("d", &path), ("fill", &colour)],
-        );
+        let fill = self.colour(colour);
+        self.tag("path", &[("class", &class), ("d", &path), ("fill", &fill)]);
         self.close("path", hover);
     }
 
@@ -136,6 +148,7 @@ impl Svg {
         place: &Rectangle,
         hover: &str,
     ) {
+        let fill = self.colour(fill);
         self.tag(
             "rect",
             &[
@@ -149,6 +162,16 @@ impl Svg {
         );
         self.stroke(pen);
         self.close("rect", hover);
+    }
+
+    /// Returns a colour of the page in place of one that is legible on white only.
+    fn colour(&self, colour: &'static str) -> &'static str {
+        match (self.colours, colour) {
+            (Colours::OfPage, "#333" | "#000000") => "currentColor",
+            (Colours::OfPage, "#fff") => "var(--paper)",
+            (Colours::OfPage, "#ddd") => "var(--line)",
+            (Colours::Own | Colours::OfPage, colour) => colour,
+        }
     }
 
     /// Returns the file.
@@ -169,7 +192,7 @@ impl Svg {
     }
 
     fn stroke(&mut self, pen: Pen) {
-        self.attribute("stroke", &pen.colour);
+        self.attribute("stroke", &self.colour(pen.colour));
         self.attribute("stroke-width", &1.5);
         if !pen.dashes.is_empty() {
             self.attribute("stroke-dasharray", &pen.dashes);
@@ -212,7 +235,7 @@ mod tests {
     #[test]
     fn svg_escapes_any_text() {
         let text = "a<b> & \"c\" ]]> 'd'\n\u{1b}[0m\0\u{ffff} é";
-        let mut svg = Svg::new(10.0, 10.0);
+        let mut svg = Svg::new(10.0, 10.0, Colours::Own);
         svg.text(at(1.0, 2.0), 12, Anchor::Start, text);
         let pen = Pen {
             class: text,

@@ -4,17 +4,20 @@ use serde::Serialize;
 
 /// Order statistics of one quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
+pub struct Spread {
+    /// Median: for an even number of samples, the mean of the two in the middle.
+    pub median: f64,
+    /// Smallest sample.
+    pub min: f64,
+    /// Largest sample.
+    pub max: f64,
     /// Median absolute deviation from the median.
-    pub(crate) mad: f64,
+    pub mad: f64,
 }
 
 impl Spread {
     /// Returns the statistics of `samples`; `None` if there are none.
-    pub(crate) fn new(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub fn new(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut samples: Vec<f64> = samples.into_iter().collect();
         samples.sort_unstable_by(f64::total_cmp);
         let (min, max) = (*samples.first()?, *samples.last()?);
@@ -33,7 +36,7 @@ impl Spread {
     }
 
     /// Returns the distance from the smallest to the largest sample as a share of the median.
-    pub(crate) fn width(&self) -> f64 {
+    pub fn width(&self) -> f64 {
         if self.median == 0.0 {
             0.0
         } else {

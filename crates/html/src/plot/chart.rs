@@ -1,11 +1,9 @@
 //! Content of a plot: the setting on the axis, the cells of each line, and the shared ceilings.
 //! Pure; `draw` does the layout.
 
-use crate::bench::results::{CellResults, Results, Summary};
-use crate::bench::stats::Spread;
-use crate::bench::table::{self, describe_checkpoint, describe_host, short_bytes};
-use crate::bench::{Configuration, Contender};
-use crate::output::quantity::{float, format_count};
+use crate::bench::{Bench, Cell, Contender, Setting, Summary};
+use crate::quantity::{float, format_count, short_bytes};
+use crate::stats::Spread;
 
 /// Ratio up to which the ceilings of one panel are drawn as one.
 const NEARLY_SAME: f64 = 1.05;
@@ -19,7 +17,7 @@ pub(super) struct Chart {
 pub(super) enum Body {
     Sweep(Sweep),
     /// A group of bars for each cell, if no setting was swept.
-    Bars(Vec<Group>),
+    Bars(Vec<BarGroup>),
 }
 
 pub(super) struct Sweep {
@@ -62,7 +60,7 @@ pub(super) struct Level {
     pub(super) rate: f64,
 }
 
-pub(super) struct Group {
+pub(super) struct BarGroup {
     pub(super) labels: Vec<String>,
     pub(super) bars: Vec<Bar>,
 }
@@ -73,15 +71,6 @@ pub(super) struct Bar {
     pub(super) hover: String,
 }
 
-/// Setting that can be swept.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Setting {
-    Depth,
-    Extent,
-    Lanes,
-}
-
-const SETTINGS: [Setting; 3] = [Setting::Depth, Setting::Extent, Setting::Lanes];
 const OTHERS: [Contender; 2] = [Contender::Ceiling, Contender::Fio];
 
 pub(super) fn contender(contender: Contender) -> &'static str {
@@ -93,84 +82,15 @@ pub(super) fn contender(contender: Contender) -> &'static str {
 }
 
 impl Chart {
-    pub(super) fn new(results: &Results) -> Self {
-        let mut facts = describe_host(&results.host);
-        facts.push_str(", ");
-        facts.push_str(&format_count(results.rounds.into(), "round"));
-        if !results.complete {
-            facts.push_str(", not complete");
-        }
+    pub(super) fn new(results: &Bench) -> Self {
         let names = Names::new(results);
         Self {
-            title: describe_checkpoint(&results.checkpoint),
-            subtitle: facts,
-            body: match swept(results) {
+            title: results.checkpoint.clone(),
+            subtitle: results.subtitle(),
+            body: match results.swept() {
                 Some(setting) => Body::Sweep(sweep(results, setting, &names)),
                 None => Body::Bars(bars(results, &names)),
             },
-        }
-    }
-}
-
-/// Returns the setting with the most values, if any has several.
-fn swept(results: &Results) -> Option<Setting> {
-    let counts = SETTINGS.map(|setting| (values(results, setting).len(), setting));
-    let mut best = None;
-    for (count, setting) in counts {
-        if count > best.map_or(1, |(most, _)| most) {
-            best = Some((count, setting));
-        }
-    }
-    best.map(|(_, setting)| setting)
-}
-
-/// Returns the requested values in ascending order.
-fn values(results: &Results, setting: Setting) -> Vec<u64> {
-    let cells = results.cells.iter();
-    let mut values: Vec<u64> = cells
-        .filter_map(|cell| setting.value(&cell.cell.configuration))
-        .collect();
-    values.sort_unstable();
-    values.dedup();
-    values
-}
-
-impl Setting {
-    fn value(self, configuration: &Configuration) -> Option<u64> {
-        let count = |count: usize| count as u64;
-        match self {
-            Self::Depth => configuration.options.depth.map(count),
-            Self::Extent => configuration.options.extent_bytes,
-            Self::Lanes => configuration.options.lanes.map(count),
-        }
-    }
-
-    /// Returns the value that the core chose.
-    fn effective(self, cell: &CellResults) -> Option<u64> {
-        let sample = cell.samples(Contender::Tload).next_back()?;
-        let report = sample.measurement.report.as_ref()?;
-        let (extent_bytes, depth) = table::effective_reads(report);
-        Some(match self {
-            Self::Depth => depth as u64,
-            Self::Extent => extent_bytes,
-            Self::Lanes => report.lanes as u64,
-        })
-    }
-
-    fn axis(self) -> &'static str {
-        match self {
-            Self::Depth => "depth: reads in flight (logarithmic)",
-            Self::Extent => "extent: bytes of one read (logarithmic)",
-            Self::Lanes => "lanes: threads that read (logarithmic)",
-        }
-    }
-
-    /// Returns the labels of a value on the axis and in a series.
-    fn names(self, value: u64) -> (String, String) {
-        match self {
-            Self::Depth => (value.to_string(), format!("depth {value}")),
-            Self::Extent => (short_bytes(value), short_bytes(value)),
-            Self::Lanes => (value.to_string(), format_count(value, "lane")),
         }
     }
 }
@@ -184,43 +104,43 @@ struct Names {
 }
 
 impl Names {
-    fn new(results: &Results) -> Self {
-        let varies = |differs: &dyn Fn(&CellResults, &CellResults) -> bool| {
+    fn new(results: &Bench) -> Self {
+        let varies = |differs: &dyn Fn(&Cell, &Cell) -> bool| {
             let mut pairs = results.cells.iter().zip(results.cells.iter().skip(1));
             pairs.any(|(one, other)| differs(one, other))
         };
         Self {
-            with_mode: varies(&|one, other| one.cell.mode != other.cell.mode),
-            with_cache: varies(&|one, other| table::cache(one) != table::cache(other)),
-            with_engine: varies(&|one, other| {
-                one.cell.configuration.options.engine != other.cell.configuration.options.engine
-            }),
-            settings: SETTINGS
+            with_mode: varies(&|one, other| one.mode != other.mode),
+            with_cache: varies(&|one, other| one.cache != other.cache),
+            with_engine: varies(&|one, other| one.engine_asked != other.engine_asked),
+            settings: Setting::ALL
                 .into_iter()
-                .filter(|setting| values(results, *setting).len() > 1)
+                .filter(|setting| results.values(*setting).len() > 1)
                 .collect(),
         }
     }
 
     /// Returns the labels of mode and state of the page cache.
-    fn of_panel(&self, cell: &CellResults) -> Vec<String> {
+    fn of_panel(&self, cell: &Cell) -> Vec<String> {
         let mut names = Vec::new();
-        names.extend(self.with_mode.then(|| table::mode(cell)));
-        names.extend(self.with_cache.then(|| table::cache(cell)));
+        names.extend(self.with_mode.then(|| cell.mode.clone()));
+        names.extend(self.with_cache.then(|| cell.cache.clone()));
         names
     }
 
     /// Returns the labels of the engine and of settings other than `swept`.
-    fn of_configuration(&self, cell: &CellResults, swept: Option<Setting>) -> Vec<String> {
+    fn of_configuration(&self, cell: &Cell, swept: Option<Setting>) -> Vec<String> {
         let mut names = Vec::new();
         names.extend(self.with_engine.then(|| engine(cell)));
         let shown = self.settings.iter().filter(|it| Some(**it) != swept);
         names.extend(shown.filter_map(|setting| {
-            let value = setting.value(&cell.cell.configuration)?;
+            let value = setting.of(&cell.asked)?;
             let name = setting.names(value).1;
-            let used = table::unreached_extent(cell).filter(|_| *setting == Setting::Extent);
+            let used = cell
+                .unreached_extent
+                .filter(|_| *setting == Setting::Extent);
             Some(match used {
-                Some((_, used)) => format!("{name} (reads of {})", short_bytes(used)),
+                Some(used) => format!("{name} (reads of {})", short_bytes(used)),
                 None => name,
             })
         }));
@@ -229,20 +149,16 @@ impl Names {
 }
 
 /// Returns the requested engine, and the one that was used if it differs.
-fn engine(cell: &CellResults) -> String {
-    let (asked, used) = (
-        cell.cell.configuration.options.engine.to_string(),
-        table::engine(cell),
-    );
-    if asked == used {
-        asked
+fn engine(cell: &Cell) -> String {
+    if cell.engine_asked == cell.engine {
+        cell.engine.clone()
     } else {
-        format!("{asked} ({used})")
+        format!("{} ({})", cell.engine_asked, cell.engine)
     }
 }
 
-fn sweep(results: &Results, setting: Setting, names: &Names) -> Sweep {
-    let mut panels: Vec<Vec<&CellResults>> = Vec::new();
+fn sweep(results: &Bench, setting: Setting, names: &Names) -> Sweep {
+    let mut panels: Vec<Vec<&Cell>> = Vec::new();
     for cell in &results.cells {
         match panels.iter_mut().find(|it| is_one_panel(it[0], cell)) {
             Some(panel) => panel.push(cell),
@@ -252,7 +168,7 @@ fn sweep(results: &Results, setting: Setting, names: &Names) -> Sweep {
     let value = |value| (float(value).log2(), setting.names(value).0);
     Sweep {
         axis: setting.axis(),
-        ticks: values(results, setting).into_iter().map(value).collect(),
+        ticks: results.values(setting).into_iter().map(value).collect(),
         panels: panels
             .into_iter()
             .map(|cells| panel(&cells, setting, names))
@@ -262,16 +178,16 @@ fn sweep(results: &Results, setting: Setting, names: &Names) -> Sweep {
 
 /// Returns whether two cells share a panel. Cells that were not cold, although requested, do not
 /// share one with those that were.
-fn is_one_panel(one: &CellResults, other: &CellResults) -> bool {
-    one.cell.mode == other.cell.mode && table::cache(one) == table::cache(other)
+fn is_one_panel(one: &Cell, other: &Cell) -> bool {
+    one.mode == other.mode && one.cache == other.cache
 }
 
-fn panel(cells: &[&CellResults], setting: Setting, names: &Names) -> Panel {
+fn panel(cells: &[&Cell], setting: Setting, names: &Names) -> Panel {
     let levels: Vec<Level> = OTHERS
         .into_iter()
         .filter_map(|contender| level(cells, contender))
         .collect();
-    let mut series: Vec<(&CellResults, Series)> = Vec::new();
+    let mut series: Vec<(&Cell, Series)> = Vec::new();
     for cell in cells {
         let mut known = series.iter();
         let found = known.position(|(first, _)| is_one_series(first, cell, setting));
@@ -301,7 +217,7 @@ fn panel(cells: &[&CellResults], setting: Setting, names: &Names) -> Panel {
 }
 
 /// Returns the median of the contender's medians, if these are nearly the same.
-fn level(cells: &[&CellResults], contender: Contender) -> Option<Level> {
+fn level(cells: &[&Cell], contender: Contender) -> Option<Level> {
     let medians = cells
         .iter()
         .filter_map(|cell| Some(summary(cell, contender)?.bytes_per_second.median));
@@ -312,9 +228,9 @@ fn level(cells: &[&CellResults], contender: Contender) -> Option<Level> {
     })
 }
 
-fn start(cell: &CellResults, setting: Setting, names: &Names) -> Series {
+fn start(cell: &Cell, setting: Setting, names: &Names) -> Series {
     let mut labels = names.of_configuration(cell, Some(setting));
-    let is_default = setting.value(&cell.cell.configuration).is_none();
+    let is_default = setting.of(&cell.asked).is_none();
     if is_default {
         labels.insert(0, "default".to_owned());
     } else if labels.is_empty() {
@@ -333,17 +249,17 @@ fn start(cell: &CellResults, setting: Setting, names: &Names) -> Series {
 }
 
 /// Returns whether two cells of one panel differ only in the value of the swept setting.
-fn is_one_series(one: &CellResults, other: &CellResults, swept: Setting) -> bool {
-    let (a, b) = (&one.cell.configuration, &other.cell.configuration);
-    let mut others = SETTINGS.iter().filter(|setting| **setting != swept);
-    a.options.engine == b.options.engine
-        && swept.value(a).is_none() == swept.value(b).is_none()
-        && others.all(|setting| setting.value(a) == setting.value(b))
+fn is_one_series(one: &Cell, other: &Cell, swept: Setting) -> bool {
+    let (a, b) = (&one.asked, &other.asked);
+    let mut others = Setting::ALL.iter().filter(|setting| **setting != swept);
+    one.engine_asked == other.engine_asked
+        && swept.of(a).is_none() == swept.of(b).is_none()
+        && others.all(|setting| setting.of(a) == setting.of(b))
 }
 
-fn point(cell: &CellResults, summary: &Summary, setting: Setting) -> Point {
-    let asked = setting.value(&cell.cell.configuration);
-    let value = asked.or_else(|| setting.effective(cell));
+fn point(cell: &Cell, summary: &Summary, setting: Setting) -> Point {
+    let asked = setting.of(&cell.asked);
+    let value = asked.or_else(|| setting.of(&cell.used));
     let name = match (asked, value) {
         (Some(value), _) => setting.names(value).1,
         (None, Some(value)) => format!("default, here {}", setting.names(value).1),
@@ -358,10 +274,10 @@ fn point(cell: &CellResults, summary: &Summary, setting: Setting) -> Point {
 
 /// Returns the text under the pointer. It includes the reads, because memory and tensor sizes may
 /// have made them smaller than requested.
-fn hover(cell: &CellResults, name: &str, summary: &Summary) -> String {
+fn hover(cell: &Cell, name: &str, summary: &Summary) -> String {
     let rate = summary.bytes_per_second;
     let reads = match summary.contender {
-        Contender::Tload => table::reads(cell),
+        Contender::Tload => cell.reads.clone(),
         Contender::Ceiling | Contender::Fio => String::new(),
     };
     let reads = if reads.is_empty() {
@@ -375,21 +291,21 @@ fn hover(cell: &CellResults, name: &str, summary: &Summary) -> String {
         rate.median / 1e9,
         rate.min / 1e9,
         rate.max / 1e9,
-        format_count(summary.samples as u64, "round"),
+        format_count(summary.samples, "round"),
     )
 }
 
-fn summary(cell: &CellResults, contender: Contender) -> Option<&Summary> {
+fn summary(cell: &Cell, contender: Contender) -> Option<&Summary> {
     cell.summaries.iter().find(|it| it.contender == contender)
 }
 
-fn bars(results: &Results, names: &Names) -> Vec<Group> {
-    let group = |cell: &CellResults| {
+fn bars(results: &Bench, names: &Names) -> Vec<BarGroup> {
+    let group = |cell: &Cell| {
         let mut labels = names.of_panel(cell);
         labels.extend(names.of_configuration(cell, None));
         let name = labels.join(", ");
         let name = if name.is_empty() {
-            table::mode(cell)
+            cell.mode.clone()
         } else {
             name
         };
@@ -399,7 +315,7 @@ fn bars(results: &Results, names: &Names) -> Vec<Group> {
             hover: hover(cell, &name, summary),
         };
         let bars = cell.summaries.iter().map(bar).collect();
-        Group { labels, bars }
+        BarGroup { labels, bars }
     };
     results.cells.iter().map(group).collect()
 }

@@ -1,0 +1,138 @@
+//! `--trace` of `load` and `bench`: tracks whose events follow each other, and sums that are those
+//! of the report.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::succeed;
+
+/// Tolerance of times, microseconds: they have three decimals.
+const CLOSE: f64 = 0.002;
+
+/// Events with a duration, of one load.
+#[derive(Default)]
+pub(crate) struct Sums {
+    count: BTreeMap<String, u64>,
+    bytes: BTreeMap<String, u64>,
+    micros: BTreeMap<String, f64>,
+    tensors: u64,
+}
+
+/// Reads a trace, and checks that its events are in order and do not overlap on any track. Returns
+/// the sums of each process by category.
+#[track_caller]
+pub(crate) fn sums(path: &Path) -> BTreeMap<u64, Sums> {
+    let trace: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(trace["otherData"]["dropped_events"], 0);
+    let mut ends: BTreeMap<(u64, u64), f64> = BTreeMap::new();
+    let mut names = BTreeMap::new();
+    let mut all: BTreeMap<u64, Sums> = BTreeMap::new();
+    for event in trace["traceEvents"].as_array().unwrap() {
+        let track = (
+            event["pid"].as_u64().unwrap(),
+            event["tid"].as_u64().unwrap(),
+        );
+        match event["ph"].as_str().unwrap() {
+            "M" => {
+                if event["name"] == "thread_name" {
+                    names.insert(track, event["args"]["name"].clone());
+                }
+            }
+            "C" => assert!(event["args"]["bytes"].is_u64(), "{event}"),
+            "X" => {
+                assert!(
+                    names.contains_key(&track),
+                    "{event} is on a track without a name"
+                );
+                let (begin, time) = (
+                    event["ts"].as_f64().unwrap(),
+                    event["dur"].as_f64().unwrap(),
+                );
+                let end = ends.entry(track).or_default();
+                assert!(begin >= *end - CLOSE, "{event} begins before {end}");
+                *end = begin + time;
+                let sums = all.entry(track.0).or_default();
+                let category = event["cat"].as_str().unwrap().to_owned();
+                let bytes = event["args"]["bytes"].as_u64().unwrap_or(0);
+                *sums.bytes.entry(category.clone()).or_default() += bytes;
+                *sums.count.entry(category.clone()).or_default() += 1;
+                let name = event["name"].as_str().unwrap();
+                *sums.micros.entry(name.to_owned()).or_default() += time;
+                sums.tensors += event["args"]["tensors"].as_u64().unwrap_or(0);
+            }
+            other => panic!("{other}: {event}"),
+        }
+    }
+    all
+}
+
+/// Checks that the sums of a trace are the counters of the report.
+#[track_caller]
+pub(crate) fn assert_sums(sums: &Sums, report: &Value) {
+    let number = |value: &Value| value.as_u64().unwrap();
+    assert_eq!(sums.count["read"], number(&report["extents"]));
+    assert_eq!(sums.bytes["read"], number(&report["read_bytes"]));
+    assert_eq!(sums.tensors, number(&report["tensors"]));
+    assert_eq!(sums.bytes["tensor"], number(&report["tensor_bytes"]));
+    let devices = report["devices"].as_array().unwrap();
+    let copied: u64 = devices.iter().map(|it| number(&it["copied_bytes"])).sum();
+    assert_eq!(sums.bytes.get("copy").copied().unwrap_or(0), copied);
+    // A stage has the waits that are recorded, and what lies between them.
+    for (name, stage) in [
+        ("waits for storage", "storage_wait"),
+        ("waits for copies", "copy_wait"),
+    ] {
+        let waited = sums.micros.get(name).copied().unwrap_or(0.0);
+        let stage = report["stages"][stage].as_f64().unwrap() * 1e6;
+        assert!(waited <= stage + 1.0, "{name}: {waited} of {stage}");
+    }
+    let phases = report["phases"].as_array().unwrap().len();
+    assert_eq!(sums.count["phase"], phases as u64);
+}
+
+#[test]
+fn trace_of_a_load_has_every_read_and_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (model, trace) = (path("<model>"), path("trace.json"));
+    succeed([
+        "synth", &model, "--size", "16MiB", "--preset", "moe", "--shards", "3",
+    ]);
+    for more in [
+        &[][..],
+        &["--engine", "pread", "--lanes", "3", "--extent", "64KiB"],
+        &["--cache", "map"],
+        &["--verify=auto", "--order", "file", "--cache", "buffered"],
+    ] {
+        let arguments = [&["load", &model, "--json", "--trace", &trace][..], more].concat();
+        let output: Value = serde_json::from_str(&succeed(arguments)).unwrap();
+        let all = sums(Path::new(&trace));
+        assert_eq!(all.len(), 1);
+        assert_sums(&all[&1], &output["report"]);
+    }
+}
+
+#[test]
+fn trace_of_a_benchmark_has_a_process_per_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (model, trace, json) = (path("model"), path("trace.json"), path("out.json"));
+    succeed(["synth", &model, "--preset", "tiny"]);
+    let bench = [
+        "bench", &model, "--rounds", "2", "--no-fio", "--depth", "1,2",
+    ];
+    succeed(bench.iter().chain(&["--trace", &trace, "--json", &json]));
+    let all = sums(Path::new(&trace));
+    assert_eq!(all.len(), 4, "two rounds of two cells");
+    let results: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let report = &results["cells"][0]["samples"][0]["report"];
+    for sums in all.values() {
+        assert_eq!(
+            sums.bytes["tensor"],
+            report["tensor_bytes"].as_u64().unwrap()
+        );
+    }
+}

@@ -1,0 +1,120 @@
+//! Numbers with units, as the command prints them.
+
+use serde_json::Value;
+use tload_base::options::format_bytes;
+
+/// Converts a count for division. Exact up to 2^53, which is 8 PiB.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "rates and ratios need no more than 53 bits"
+)]
+pub(crate) fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// Formats a requested size: `4 MiB` instead of `4.0 MiB`, because most requested sizes are round.
+pub(crate) fn short_bytes(bytes: u64) -> String {
+    format_bytes(bytes).replace(".0 ", " ")
+}
+
+/// Formats a speed: `"2.31 GB/s"`, and below 0.1 GB/s `"38.2 MB/s"`.
+pub(crate) fn format_rate(bytes_per_second: f64) -> String {
+    match bytes_per_second / 1e6 {
+        slow if slow < 99.95 => format!("{slow:.1} MB/s"),
+        fast => format!("{:.2} GB/s", fast / 1e3),
+    }
+}
+
+/// Formats seconds: `"12.30 s"`, `"45.6 ms"` or `"789 µs"`; `"0"` for none.
+pub(crate) fn format_seconds(seconds: f64) -> String {
+    if seconds >= 1.0 {
+        format!("{seconds:.2} s")
+    } else if seconds >= 1e-3 {
+        format!("{:.1} ms", seconds * 1e3)
+    } else if seconds > 0.0 {
+        format!("{:.0} µs", seconds * 1e6)
+    } else {
+        "0".to_owned()
+    }
+}
+
+/// Formats a count: `"1 shard"`, `"2 shards"`.
+pub(crate) fn format_count(count: u64, noun: &str) -> String {
+    if count == 1 {
+        format!("1 {noun}")
+    } else {
+        format!("{count} {noun}s")
+    }
+}
+
+/// Formats a time as the date and time of day in UTC: `2027-01-15 08:00:00 UTC`.
+pub(crate) fn format_time(unix_seconds: u64) -> String {
+    let (days, rest) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    // Days since the first of March of year 0, in eras of 400 years (Howard Hinnant,
+    // "chrono-Compatible Low-Level Date Algorithms").
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let date = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year}-{month:02}-{date:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// Formats a value of JSON for people; none for `null` and for what is empty.
+pub(crate) fn plain(name: &str, value: &Value) -> Option<String> {
+    match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
+        Value::Number(number) => Some(match number.as_u64() {
+            Some(bytes) if is_size(name) => format!("{} ({bytes} B)", format_bytes(bytes)),
+            _ => number.to_string(),
+        }),
+        Value::Array(values) => {
+            let texts: Vec<_> = values.iter().filter_map(|it| plain(name, it)).collect();
+            Some(texts.join(", ")).filter(|text| !text.is_empty())
+        }
+        Value::Bool(_) | Value::Object(_) => Some(value.to_string()),
+    }
+}
+
+/// Returns whether a field of this name holds bytes.
+fn is_size(name: &str) -> bool {
+    name.ends_with("bytes") || name.ends_with("memory_limit")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_dates() {
+        for (seconds, wanted) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_709_251_200, "2024-03-01 00:00:00 UTC"),
+            (1_800_000_000, "2027-01-15 08:00:00 UTC"),
+        ] {
+            assert_eq!(format_time(seconds), wanted);
+        }
+    }
+
+    #[test]
+    fn sizes_and_speeds_have_units() {
+        assert_eq!(
+            plain("extent_bytes", &Value::from(4096)).as_deref(),
+            Some("4.0 KiB (4096 B)")
+        );
+        assert_eq!(plain("depth", &Value::from(8)).as_deref(), Some("8"));
+        assert_eq!(plain("depth", &Value::Null), None);
+        assert_eq!(
+            (format_rate(2.314e9), format_rate(38.2e6)),
+            ("2.31 GB/s".to_owned(), "38.2 MB/s".to_owned())
+        );
+        assert_eq!(short_bytes(4 << 20), "4 MiB");
+    }
+}
