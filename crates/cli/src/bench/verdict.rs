@@ -10,13 +10,12 @@ const RATIO: &str = "tload ratio: the speed of the load divided by that of its r
 
 /// Returns the sentences below the table.
 pub(crate) fn sentences(results: &Results) -> Vec<String> {
-    let cells = results.cells.iter().filter(|cell| sweep::is_default(cell));
-    let mut sentences: Vec<_> = cells.filter_map(reached).collect();
-    sentences.extend(sweep::verdicts(results).iter().map(ToString::to_string));
     let mut summaries = results.cells.iter().flat_map(|cell| &cell.summaries);
-    if summaries.any(|summary| summary.tload_ratio.is_some()) {
-        sentences.push(RATIO.to_owned());
-    }
+    let has_ratio = summaries.any(|summary| summary.tload_ratio.is_some());
+    let mut sentences: Vec<_> = has_ratio.then(|| RATIO.to_owned()).into_iter().collect();
+    let cells = results.cells.iter().filter(|cell| sweep::is_default(cell));
+    sentences.extend(cells.filter_map(reached));
+    sentences.extend(sweep::verdicts(results).iter().map(ToString::to_string));
     sentences
 }
 
@@ -70,7 +69,7 @@ mod tests {
             (CacheState::Remote, "this store"),
         ] {
             let sentence = format!("stream: tload reads at 0.98 of what {storage} can do");
-            assert_eq!(measured(state, 1.96e9), [sentence, RATIO.to_owned()]);
+            assert_eq!(measured(state, 1.96e9), [RATIO.to_owned(), sentence]);
         }
         // Measured wrong, as a warning says.
         assert_eq!(measured(CacheState::Cold, 3e9), [RATIO]);
