@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS_MAX = 3
+COLUMNS_MAX = 2
 """Most columns that fit on a phone. Rows of wider tables become cards there (assets/site.css)."""
+
+NAME_MAX = 36
+"""Most characters of a name that is kept in one piece in a table of a desktop."""
 
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
@@ -28,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    return TABLE.sub(lambda found: cards(found[0]), html)
+    return TABLE.sub(lambda found: dense(cards(found[0])), html)
 
 
 def on_post_template(output_content: str, **_: Any) -> str:
@@ -53,4 +56,11 @@ def cards(table: str) -> str:
         names = iter(heads)
         return re.sub("<td", lambda _: f'<td data-label="{next(names)}"', row[0])
 
-    return ROW.sub(label, table).replace("<table>", "<table data-cards>", 1)
+    return ROW.sub(label, table).replace("<table", "<table data-cards", 1)
+
+
+def dense(table: str) -> str:
+    """Mark a table with many columns or long names."""
+    names = re.findall(r"<code>(.*?)</code>", table, re.DOTALL)
+    is_dense = len(HEAD.findall(table)) > 4 or any(len(name) > NAME_MAX for name in names)
+    return table.replace("<table", "<table data-dense", 1) if is_dense else table
