@@ -44,9 +44,9 @@ pub(crate) fn run(
     let settings =
         Settings::new(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()))
             .with_arguments(&args.opening);
-    args.html.as_deref().map_or(Ok(()), export::create)?;
     // An error in these options is reported even without a location.
     let store = options::store_within(&args.opening.store, Some(args.timeout))?;
+    args.html.as_deref().map_or(Ok(()), export::create)?;
     let examined = args
         .location
         .as_deref()
