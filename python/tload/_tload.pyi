@@ -47,10 +47,13 @@ __all__ = [
     "read_beside",
     "read_signature",
     "release_staging",
+    "report_fragment",
+    "report_page",
     "seconds",
     "show_location",
     "store_secrets",
     "unknown_variables",
+    "verified_fragment",
     "verify",
     "verify_mode",
 ]

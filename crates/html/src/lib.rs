@@ -34,7 +34,7 @@ mod waterfall;
 pub use bench::{Bench, Cell, Contender, Sample, Settings, Summary, bench_page};
 pub use doctor::{Doctor, doctor_page};
 pub use facts::{Run, options};
-pub use load::{Load, TensorRow, load_page, report_fragment, report_page};
+pub use load::{Load, ShardRow, TensorRow, load_page, report_fragment, report_page};
 pub use plot::plot;
 pub use stats::Spread;
 pub use timeline::{Moment, Samples};

@@ -223,7 +223,6 @@ pub(crate) struct Curve {
     pub(crate) colour: &'static str,
     /// Path in a picture of 1000 by 100.
     pub(crate) path: String,
-    pub(crate) is_filled: bool,
 }
 
 /// Result of a check.
@@ -313,6 +312,10 @@ fn html_bytes(field: &str) -> usize {
 }
 
 /// Rounds to a tenth, for positions.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "templates pass references"
+)]
 pub(crate) fn tenth(percent: &f64) -> f64 {
     (percent * 10.0).round() / 10.0
 }

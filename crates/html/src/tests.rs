@@ -45,6 +45,14 @@ fn run(text: &str) -> Run {
     }
 }
 
+fn shard(text: &str) -> ShardRow {
+    ShardRow {
+        location: text.to_owned(),
+        tensors: 3,
+        bytes: 4096,
+    }
+}
+
 fn load(text: &str, tensors: usize) -> Load {
     let mut samples = Samples::default();
     for tick in 0..100_u32 {
@@ -68,7 +76,7 @@ fn load(text: &str, tensors: usize) -> Load {
         failure: Some(text.to_owned()),
         run: Some(run(text)),
         samples,
-        shards: vec![(text.to_owned(), 3, 4096)],
+        shards: vec![shard(text)],
         tensors: vec![tensor; tensors],
     }
 }
@@ -296,7 +304,7 @@ fn largest_pages_stay_below_their_size() {
     let normal = "model.layers.17.self_attn.q_proj.weight";
     for text in [normal, &long] {
         let mut large = load(text, 100_000);
-        large.shards = vec![(text.to_owned(), 1, 1); 2000];
+        large.shards = vec![shard(text); 2000];
         let phase = json!({"phase": "connect", "start_seconds": 0.0, "seconds": 0.1});
         large.report["phases"] = json!(vec![phase; 5000]);
         large.report["notes"] = json!(vec![text; 1000]);
@@ -370,4 +378,48 @@ fn sweep_has_a_heat_map_with_its_best_cell() {
     );
     let alone = bench_page(&bench("stream", 1, 2));
     assert!(!alone.contains("Sweep") && alone.contains("Comparison"));
+}
+
+/// Returns the relative luminance of a colour, as in WCAG 2.2.
+fn luminance(hex: &str) -> f64 {
+    let digits = hex.trim_start_matches('#');
+    let wide: String = if digits.len() == 3 {
+        digits.chars().flat_map(|digit| [digit; 2]).collect()
+    } else {
+        digits.to_owned()
+    };
+    let part = |from: usize| {
+        let value = u8::from_str_radix(&wide[from..from + 2], 16).expect("hexadecimal");
+        let value = f64::from(value) / 255.0;
+        if value <= 0.04045 {
+            value / 12.92
+        } else {
+            ((value + 0.055) / 1.055).powf(2.4)
+        }
+    };
+    0.2126 * part(0) + 0.7152 * part(2) + 0.0722 * part(4)
+}
+
+#[test]
+fn colours_have_contrast_in_light_and_dark() {
+    let style = include_str!("../templates/style.css");
+    let schemes: Vec<_> = style.split("--ink0:").skip(1).take(2).collect();
+    assert_eq!(schemes.len(), 2);
+    for scheme in schemes {
+        let list = format!("--ink0:{}", scheme.split('}').next().unwrap_or_default());
+        let colour = |name: &str| {
+            let (_, rest) = list.split_once(&format!("--{name}:")).expect(name);
+            luminance(rest.split(';').next().unwrap_or_default())
+        };
+        // Text needs 4.5, bars 3.
+        let texts = ["ink0", "soft0", "ok", "note", "warn", "fail", "a"].map(|it| (it, 4.5));
+        let bars = ["b", "c", "d"].map(|it| (it, 3.0));
+        for (name, least) in texts.into_iter().chain(bars) {
+            for behind in ["paper0", "panel0"] {
+                let (one, other) = (colour(name), colour(behind));
+                let contrast = (one.max(other) + 0.05) / (one.min(other) + 0.05);
+                assert!(contrast >= least, "{name} on {behind}: {contrast:.2}");
+            }
+        }
+    }
 }

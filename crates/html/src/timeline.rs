@@ -88,8 +88,16 @@ impl Samples {
             "Throughput",
             end,
             &[
-                ("read from storage", "a", &read),
-                ("tensors received", "b", &received),
+                Series {
+                    name: "read from storage",
+                    colour: "a",
+                    points: &read,
+                },
+                Series {
+                    name: "tensors received",
+                    colour: "b",
+                    points: &received,
+                },
             ],
             format_rate,
         );
@@ -97,7 +105,11 @@ impl Samples {
         let limits = drawn(
             "Depth",
             end,
-            &[("limit of the bytes in flight", "a", &depth)],
+            &[Series {
+                name: "limit of the bytes in flight",
+                colour: "a",
+                points: &depth,
+            }],
             bytes,
         );
         let titles = [
@@ -153,34 +165,47 @@ impl Samples {
     }
 }
 
+/// Values over time, to be drawn.
+struct Series<'a> {
+    name: &'static str,
+    colour: &'static str,
+    points: &'a [(f64, f64)],
+}
+
+impl Series<'_> {
+    fn most(&self) -> f64 {
+        self.points
+            .iter()
+            .map(|(_, value)| *value)
+            .fold(0.0, f64::max)
+    }
+}
+
 /// Draws curves with a shared axis.
 fn drawn(
     title: &'static str,
     end: f64,
-    curves: &[(&'static str, &'static str, &[(f64, f64)])],
+    series: &[Series<'_>],
     format: impl Fn(f64) -> String,
 ) -> Timeline {
-    let values = curves.iter().flat_map(|(.., points)| points.iter());
-    let most = values.map(|(_, value)| *value).fold(0.0, f64::max);
+    let most = series.iter().map(Series::most).fold(0.0, f64::max);
     let place = |(at, value): &(f64, f64)| {
         let x = 1000.0 * at / end.max(f64::EPSILON);
         let y = 100.0 - 100.0 * value / most.max(f64::EPSILON);
         format!("{x:.0} {y:.1}")
     };
-    let curve = |(name, colour, points): &(&'static str, &'static str, &[(f64, f64)])| {
-        let places: Vec<_> = points.iter().map(place).collect();
+    let curve = |series: &Series<'_>| {
+        let places: Vec<_> = series.points.iter().map(place).collect();
         Curve {
-            name,
-            colour,
+            name: series.name,
+            colour: series.colour,
             path: format!("M{}", places.join("L")),
-            is_filled: false,
         }
     };
-    let highest = |(name, _, points): &(&'static str, &'static str, &[(f64, f64)])| {
-        let most = points.iter().map(|(_, value)| *value).fold(0.0, f64::max);
-        format!("{name}: at most {}", format(most))
-    };
-    let highest: Vec<_> = curves.iter().map(highest).collect();
+    let highest = series
+        .iter()
+        .map(|it| format!("{}: at most {}", it.name, format(it.most())));
+    let highest: Vec<_> = highest.collect();
     Timeline {
         title,
         description: format!(
@@ -188,7 +213,7 @@ fn drawn(
             format_seconds(end),
             highest.join(", ")
         ),
-        curves: curves.iter().map(curve).collect(),
+        curves: series.iter().map(curve).collect(),
         top: format(most),
         half: format(most / 2.0),
         end: format_seconds(end),

@@ -186,3 +186,41 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // A panic of a lane ends its load; what it recorded is still true.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_beyond_the_limit_are_counted_and_told() {
+        let recorder = Recorder::start();
+        let lane = Mutex::new(LaneEvents {
+            name: "lane 0".to_owned(),
+            events: Vec::new(),
+        });
+        let event = |kind| Event {
+            kind,
+            begin: 1,
+            end: 2,
+            index: 0,
+            count: 1,
+            bytes: 4096,
+        };
+        for _ in 0..EVENTS_MAX + 7 {
+            recorder.keep(&lane, event(Kind::Read));
+        }
+        // Each kind has a limit of its own.
+        recorder.keep(&lane, event(Kind::Tensors));
+        assert_eq!(lock(&lane).events.len() as u64, EVENTS_MAX + 1);
+        assert!(size_of::<Event>() <= 48);
+        assert_eq!(recorder.dropped(), 7);
+        let mut written = Vec::new();
+        recorder.write(&mut written).expect("memory is written to");
+        let trace: serde_json::Value = serde_json::from_slice(&written).expect("JSON");
+        assert_eq!(trace["otherData"]["dropped_events"], 7);
+        let name = trace["traceEvents"][0]["args"]["name"]
+            .as_str()
+            .expect("a name");
+        assert!(name.starts_with("7 events were not kept"), "{name}");
+    }
+}

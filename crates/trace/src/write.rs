@@ -294,9 +294,10 @@ fn describe(load: &WatchedLoad, event: &Event) -> (String, &'static str, Map<Str
 }
 
 fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(map) => map,
-        _ => Map::new(),
+    if let Value::Object(map) = value {
+        map
+    } else {
+        Map::new()
     }
 }
 

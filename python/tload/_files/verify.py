@@ -112,13 +112,10 @@ class VerifyReport:
 
     def _repr_html_(self) -> str:
         # Shown by notebooks.
-        fields = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in ("error", "text")
-        }
-        fields["files"] = [dataclasses.asdict(file) for file in self.files]
-        return _tload.verified_fragment(json.dumps({**fields, "ok": self.ok}))
+        known = (one.name for one in dataclasses.fields(self))
+        shown: dict[str, Any] = {name: getattr(self, name) for name in known if name not in ("error", "text")}
+        shown["files"] = [dataclasses.asdict(file) for file in self.files]
+        return _tload.verified_fragment(json.dumps({**shown, "ok": self.ok}))
 
     @property
     def ok(self) -> bool:

@@ -48,12 +48,12 @@ pub(crate) fn run(
     let settings = Settings::new(config.as_deref().ok(), variable).with_arguments(&args.opening);
     let location = args.location.as_deref();
     let location = location.and_then(|text| options::location(text).ok());
-    args.html.as_deref().map_or(Ok(()), export::create)?;
     // An error in these options is reported even without a location.
     let nothing = Config::default();
     let configured = config.as_deref().unwrap_or(&nothing);
     let store = options::store_over(configured, &args.opening.store, location.as_ref())?;
     let store = options::within(Some(args.timeout), store)?;
+    args.html.as_deref().map_or(Ok(()), export::create)?;
     let examined = args
         .location
         .as_deref()

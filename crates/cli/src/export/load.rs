@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json, to_value};
 use tload::{Checkpoint, Error, Loader, Report, Result, Shard, TensorInfo, TensorStream};
-use tload_html::{Load, Moment, TensorRow};
+use tload_html::{Load, Moment, ShardRow, TensorRow};
 use tload_trace::Recorder;
 
 use super::{create, run, write_text, write_trace};
@@ -92,9 +92,10 @@ impl<'a> LoadFiles<'a> {
             return;
         }
         let shards = checkpoint.shards();
-        let row = |shard: &Shard| {
-            let tensors = shard.tensors().len() as u64;
-            (shard.location().to_string(), tensors, shard.file_bytes())
+        let row = |shard: &Shard| ShardRow {
+            location: shard.location().to_string(),
+            tensors: shard.tensors().len() as u64,
+            bytes: shard.file_bytes(),
         };
         self.page.shards = shards.iter().map(row).collect();
         let path = shards.iter().find_map(|shard| shard.location().as_path());

@@ -165,10 +165,12 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 fn export_error(path: &Path, error: io::Error) -> Error {
-    let hint = match error.kind() {
-        io::ErrorKind::NotFound => Some("create the directory first"),
-        _ if is_full(&error) => Some("free some space, or write it elsewhere"),
-        _ => None,
+    let hint = if error.kind() == io::ErrorKind::NotFound {
+        Some("create the directory first")
+    } else if is_full(&error) {
+        Some("free some space, or write it elsewhere")
+    } else {
+        None
     };
     let error = Error::from_write("cannot write the export", error).with_location(path.display());
     match hint {

@@ -24,8 +24,7 @@ fn json(path: &Path) -> ExportArgs {
 
 #[test]
 fn json_has_every_sample_and_stable_keys() {
-    let json: serde_json::Value =
-        serde_json::from_str(&Json.render(&measured())).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json::Json.render(&measured())).unwrap();
     assert_eq!(json["schema"], 1);
     assert_eq!(json["complete"], true);
     assert_eq!(json["host"]["kernel"], "6.18.0");

@@ -162,19 +162,15 @@ fn pages_and_traces_hide_secrets_of_environment_and_arguments() {
     );
     let nowhere = "https://user:hunter2@127.0.0.1:1/m.safetensors?X-Amz-Signature=hunter2";
     let unknown = "ftp://user:hunter2@127.0.0.1:1/m";
-    let store = [
-        "--store",
-        "proxy=http://user:hunter2@127.0.0.1:1",
-        "--store",
-        "no_proxy=127.0.0.1",
-        "--store",
-        "header.x-key=hunter2",
-        "--store",
-        "retries=0",
-    ];
+    let store = ["--store", "header.x-key=hunter2", "--store", "retries=0"];
+    let proxy = ["--store", "proxy=http://user:hunter2@127.0.0.1:1"];
     let both = ["--html", &html, "--trace", &trace];
     let mut loaded = 0;
-    for location in [&url, nowhere, unknown] {
+    for (location, more) in [
+        (url.as_str(), &[][..]),
+        (nowhere, &proxy[..]),
+        (unknown, &proxy[..]),
+    ] {
         let verify = format!("--verify={nowhere}");
         for arguments in [
             [&["load", location][..], &both].concat(),
@@ -187,7 +183,7 @@ fn pages_and_traces_hide_secrets_of_environment_and_arguments() {
             let variables = VARIABLES
                 .iter()
                 .filter(|(name, _)| !name.ends_with("_PROXY"));
-            command.envs(variables.copied()).args(store);
+            command.envs(variables.copied()).args(store).args(more);
             command.env("TLOAD_STORE", "header.authorization=Bearer hunter2");
             let output = command.output().unwrap();
             crate::secrets::assert_none(arguments[0], &output);

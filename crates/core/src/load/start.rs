@@ -20,8 +20,7 @@ use super::pipeline::{Feed, Slabs};
 use super::prepare::Prepared;
 use super::source_table::Others;
 use super::stream::{Handover, StreamSetup, TensorStream};
-use super::unified;
-use super::watch::{self, WatchedLoad};
+use super::{unified, watch};
 use crate::error::Result;
 use crate::options::LoadOptions;
 use crate::report::{Counters, EngineReport, Report};
@@ -131,8 +130,8 @@ impl Loader {
         );
         let counters = Arc::<Counters>::default();
         let mut lanes = prepared.lanes(&options, &feed, &counters, &outputs.slabs);
-        let layer = (self.watcher.as_ref()).map(|it| it.begin(WatchedLoad::new(&prepared)));
-        let open_sink = watch::around(layer.as_ref(), &mut lanes, outputs.open_sink);
+        let watcher = self.watcher.as_deref();
+        let open_sink = watch::around(watcher, &prepared, &mut lanes, outputs.open_sink);
         timeline.record("memory", planned);
         let (opened_at, opening) = self.checkpoint.opening();
         let handover = Handover::new(StreamSetup {
@@ -167,8 +166,7 @@ impl Loader {
             return TensorStream::empty(handover);
         }
         let allocator = bridge(allocator, outputs.regions, feed, &handover, lanes.len())?;
-        let events = || handover.lane_events();
-        let start = || lane::start(lanes, &open_sink, events);
+        let start = || lane::start(lanes, &open_sink, || handover.lane_events());
         let (threads, opened) = match timeline.time("lanes", start) {
             Ok(started) => started,
             Err(refused) => return Err(TensorStream::refused(handover, refused)),

@@ -39,7 +39,7 @@ pub struct WatchedLoad {
 }
 
 impl WatchedLoad {
-    pub(super) fn new(prepared: &Prepared) -> Self {
+    fn new(prepared: &Prepared) -> Self {
         let destinations = prepared.destinations.list().iter();
         Self {
             plan: Arc::clone(&prepared.plan),
@@ -81,21 +81,23 @@ impl OpenEngine for Layered {
     }
 }
 
-/// Puts a layer around the engines of all lanes, and returns the function that opens their sinks.
+/// Puts the layer of `watcher`, if there is one, around the engines of all lanes and around the
+/// sinks that the returned function opens.
 pub(super) fn around(
-    layer: Option<&Arc<dyn Layer>>,
+    watcher: Option<&dyn Watcher>,
+    prepared: &Prepared,
     lanes: &mut [LaneSetup],
     open_sink: Arc<OpenSink<RouteSink>>,
 ) -> Arc<OpenSink<RouteSink>> {
-    let Some(layer) = layer else {
+    let Some(watcher) = watcher else {
         return open_sink;
     };
+    let layer = watcher.begin(WatchedLoad::new(prepared));
     for lane in lanes {
         lane.engine = Arc::new(Layered {
             inner: Arc::clone(&lane.engine),
-            layer: Arc::clone(layer),
+            layer: Arc::clone(&layer),
         });
     }
-    let layer = Arc::clone(layer);
     Arc::new(move || Ok(open_sink()?.wrapped(|index, sink| layer.sink(index, sink))))
 }

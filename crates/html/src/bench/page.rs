@@ -173,7 +173,8 @@ impl Bench {
             "Speeds over the swept setting",
             plot_in_page(self),
         ));
-        let intro = "Medians in GB/s; the darker, the faster. The fastest has a frame.";
+        let intro =
+            "Medians in GB/s: the stronger the colour, the faster. The fastest has a frame.";
         page.section("Sweep", intro, items);
     }
 

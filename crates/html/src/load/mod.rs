@@ -31,10 +31,21 @@ pub struct Load {
     pub run: Option<Run>,
     /// Samples over time.
     pub samples: Samples,
-    /// Locations, tensors and bytes of the shards.
-    pub shards: Vec<(String, u64, u64)>,
+    /// Shards.
+    pub shards: Vec<ShardRow>,
     /// Tensors, the largest first. A page has the first few hundred.
     pub tensors: Vec<TensorRow>,
+}
+
+/// One shard.
+#[derive(Clone, Debug, Default)]
+pub struct ShardRow {
+    /// Location, without secrets.
+    pub location: String,
+    /// Number of its tensors.
+    pub tensors: u64,
+    /// Length of the file in bytes.
+    pub bytes: u64,
 }
 
 /// One tensor.
@@ -144,8 +155,9 @@ impl Load {
     fn content(&self, page: &mut Page) {
         let mut items = Vec::new();
         if !self.shards.is_empty() {
-            let rows = self.shards.iter().map(|(location, tensors, bytes)| {
-                vec![location.clone(), tensors.to_string(), format_bytes(*bytes)]
+            let rows = self.shards.iter().map(|shard| {
+                let (tensors, bytes) = (shard.tensors.to_string(), format_bytes(shard.bytes));
+                vec![shard.location.clone(), tensors, bytes]
             });
             let table = Table::new("Shards", &["shard", "#tensors", "#bytes"]);
             items.push(Item::Table(table.with_rows(rows)));

@@ -8,6 +8,9 @@ use super::report::ReportFields;
 use crate::page::{Bar, Bars, Item, Page, Table, text};
 use crate::quantity::{float, format_count, format_rate, format_seconds};
 
+/// Least share of the time that is shown.
+const VISIBLE: f64 = 0.001;
+
 /// Formats bytes, unless there are none.
 fn some_bytes(bytes: u64) -> Option<String> {
     (bytes > 0).then(|| format_bytes(bytes))
@@ -72,7 +75,8 @@ impl ReportFields {
         let mut begin = 0.0;
         let mut rows = Vec::new();
         for (stage, seconds, colour) in lanes {
-            if seconds > 0.0 {
+            // A clock that is read costs some microseconds of every stage.
+            if seconds / total >= VISIBLE {
                 let length = seconds / total * 100.0;
                 rows.push(Bar {
                     label: stage.to_owned(),
@@ -154,29 +158,34 @@ impl ReportFields {
                 some_bytes(self.parked_bytes),
             ),
         ];
-        let mut items = vec![facts_of(facts)];
-        if !self.depths.is_empty() {
-            let titles = [
-                "storage",
-                "#limit in flight",
-                "#changes",
-                "#best rate",
-                "why not higher",
-            ];
-            let rows = self.depths.iter().map(|depth| {
-                let best = depth.best_bytes_per_second;
-                let best = (best > 0).then(|| format_rate(float(best)));
-                vec![
-                    depth.sources.clone(),
-                    format_bytes(depth.in_flight_bytes),
-                    depth.changes.to_string(),
-                    best.unwrap_or_else(|| "–".to_owned()),
-                    depth.reason.clone(),
-                ]
-            });
-            items.push(Item::Table(Table::new("Depth", &titles).with_rows(rows)));
+        let items = std::iter::once(facts_of(facts)).chain(self.depths());
+        page.section("Reads", "", items.collect());
+    }
+
+    /// Returns the depth of each storage, and why it is not higher.
+    fn depths(&self) -> Option<Item> {
+        if self.depths.is_empty() {
+            return None;
         }
-        page.section("Reads", "", items);
+        let titles = [
+            "storage",
+            "#limit in flight",
+            "#changes",
+            "#best rate",
+            "why not higher",
+        ];
+        let rows = self.depths.iter().map(|depth| {
+            let best = depth.best_bytes_per_second;
+            let best = (best > 0).then(|| format_rate(float(best)));
+            vec![
+                depth.sources.clone(),
+                format_bytes(depth.in_flight_bytes),
+                depth.changes.to_string(),
+                best.unwrap_or_else(|| "–".to_owned()),
+                depth.reason.clone(),
+            ]
+        });
+        Some(Item::Table(Table::new("Depth", &titles).with_rows(rows)))
     }
 
     pub(super) fn memory(&self, page: &mut Page) {
