@@ -105,6 +105,7 @@ def test_report_has_staging_and_devices(cuda: gpu.Stub, megabytes: tuple[Path, d
     assert report.stages.copy_wait >= 0.0
     core = json.loads(stream._raw.report()[0])
     own = {"import_seconds": report.import_seconds, "bytes_per_second": report.bytes_per_second}
+    own |= {"converted_tensors": 0, "converted_bytes": 0}
     assert report.to_dict() == {**core, **own}
     assert "cuda:1" in str(report)
     assert cuda.count("pageable_copies") == 0

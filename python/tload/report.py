@@ -353,6 +353,10 @@ class Report:
     """Seconds that importing the framework took (torch, numpy), or has taken so far; 0 if it was
     imported before. The load reads meanwhile, unless it is to a GPU, so this overlaps `seconds`,
     and may exceed it."""
+    converted_tensors: int = 0
+    """Number of tensors that were converted to another dtype (`dtype=`)."""
+    converted_bytes: int = 0
+    """Bytes of these tensors after the conversion. `tensor_bytes` has them as in the file."""
     text: str = field(default="", repr=False, compare=False)
 
     @property
