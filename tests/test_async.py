@@ -4,6 +4,7 @@ moment."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,3 +166,70 @@ def test_async_load_calls_progress(run: Any, large: Large) -> None:
 
     run(main())
     assert told[-1].tensors_received == len(tensors)
+
+
+def test_opening_lets_the_event_loop_run(run: Any, web: servers.Web, large: Large) -> None:
+    path, tensors = large
+    web.files["model.safetensors"] = path.read_bytes()
+    location = f"{web.url}/model.safetensors"
+
+    async def main() -> None:
+        with await tload.open_async(str(path)) as checkpoint:
+            assert checkpoint.keys() == tensors.keys()
+        with pytest.raises(tload.NotFoundError):
+            await tload.open_async("/nonexistent", store={"retries": 0})
+        with pytest.raises(TypeError, match=r"did you mean 'cache_dir'\?"):
+            await tload.open_async(str(path), cache_dri="/c")  # type: ignore[call-arg]
+        web.stall_from = 0
+        waiting = asyncio.ensure_future(tload.open_async(location))
+        await asyncio.get_running_loop().run_in_executor(None, web.wait_until_stalled, "/model.safetensors")
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        # The end of the loop does not wait for the opening, which the server holds up.
+
+    run(main())
+
+
+def test_cancelled_opening_closes_what_it_opened(run: Any) -> None:
+    from tload._load import in_thread
+
+    begun, may_end, discarded = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> str:
+        begun.set()
+        assert may_end.wait(60)
+        return "opened"
+
+    def discard(result: str) -> None:
+        assert result == "opened"
+        discarded.set()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(in_thread.run(call, discard))
+        await loop.run_in_executor(None, begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_end.set()
+        assert await loop.run_in_executor(None, discarded.wait, 60)
+        assert await in_thread.run(lambda: 3, lambda _: None) == 3
+
+    run(main())
+    # A loop that has ended takes no result.
+    begun.clear()
+    may_end.clear()
+    discarded.clear()
+
+    async def leave() -> None:
+        task = asyncio.ensure_future(in_thread.run(call, discard))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 60)
+        task.cancel()
+
+    run(leave())
+    may_end.set()
+    assert discarded.wait(60)

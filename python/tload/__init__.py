@@ -17,7 +17,7 @@ being read:
 from typing import TYPE_CHECKING
 
 from tload._checkpoint.checkpoint import Checkpoint
-from tload._checkpoint.opening import open  # noqa: A004
+from tload._checkpoint.opening import open, open_async  # noqa: A004
 from tload._errors import (
     CancelledError,
     ChangedError,
@@ -123,6 +123,7 @@ __all__ = [
     "load",
     "load_into",
     "open",
+    "open_async",
     "parked_bytes",
     "patch",
     "release_staging",

@@ -398,6 +398,10 @@ class Report:
     and may exceed it."""
     import_wait_seconds: float = 0.0
     """Part of `seconds` in which the load waited for the import: nothing could be handed over."""
+    converted_tensors: int = 0
+    """Number of tensors that were converted to another dtype (`dtype=`)."""
+    converted_bytes: int = 0
+    """Bytes of these tensors after the conversion. `tensor_bytes` has them as in the file."""
     text: str = field(default="", repr=False, compare=False)
 
     @property

@@ -97,6 +97,45 @@ def open(
     return open_for(source, store_options.take(store, keywords), None, follow_symlinks=follow_symlinks)
 
 
+@store_options.takes_keywords
+async def open_async(
+    source: Location | Sequence[Location],
+    *,
+    store: Store | None = None,
+    follow_symlinks: bool | None = None,
+    **keywords: Unpack[StoreKeywords],
+) -> Checkpoint:
+    """Open a checkpoint as `tload.open` does, without blocking the event loop.
+
+    A thread reads the headers. A task that is cancelled ends at once; its thread goes on until the
+    storage responds or the time for opening is over, and then closes what it opened.
+
+    Args:
+        source: As in `tload.open`.
+        store: As in `tload.open`.
+        follow_symlinks: As in `tload.open`.
+        **keywords: As in `tload.open`.
+
+    Returns:
+        The checkpoint, a mapping of names to `TensorInfo`.
+
+    Raises:
+        Error: Any failure: see `tload.open`.
+
+    Examples:
+        >>> checkpoint = await tload.open_async("s3://bucket/model")
+        >>> async with tload.stream(checkpoint) as tensors:
+        ...     names = [name async for name, _ in tensors]
+    """
+    from tload._load import in_thread  # imports asyncio, which `import tload` does not
+
+    taken = store_options.take(store, keywords)
+    return await in_thread.run(
+        lambda: open_for(source, taken, None, follow_symlinks=follow_symlinks),
+        lambda checkpoint: checkpoint.close(),
+    )
+
+
 def open_for(
     source: Source,
     store: Store | None,

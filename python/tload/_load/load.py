@@ -13,7 +13,7 @@ from tload._ranks.group import beginning
 from tload._report.progress import Progress, watcher_for
 from tload._sources.entries import TensorInfo
 from tload._sources.opened import open_raw
-from tload._tensors import cuda, devices, frameworks, imports, torch_tensors
+from tload._tensors import conversion, cuda, devices, frameworks, imports, torch_tensors
 from tload._tensors.imports import BackgroundImport
 
 if TYPE_CHECKING:
@@ -74,6 +74,17 @@ def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack
               matches a tensor determines its device; of several names that match, the longest one
               does. `""` stands for all tensors that no other key matches; without it, these go to
               `device`.
+            - `dtype=None`: Convert floating-point tensors (F64, F32, BF16, F16 and 8-bit floats) to
+              this dtype: `"float16"`, `"bfloat16"`, `"float32"` or `"float64"`, or that dtype of
+              torch or numpy. Integers stay as they are, and so do quantised tensors: packed floats,
+              scales (F8_E8M0), and 8-bit floats with a tensor beside them whose name says that it
+              is a scale. torch or numpy converts each tensor when it is yielded, as their `to` and
+              `astype` do: rounded to nearest, ties to even; out of range, infinite. On a GPU it is
+              converted there, on torch's current stream, and other streams have to wait for that
+              one. The memory of the load holds tensors as they are in the file, which is what
+              `memory_limit` counts; beyond it, the tensor that is converted is in memory twice. A
+              view (`cache="map"`, or of memory that ranks share) that is converted is a copy. Needs
+              `framework="torch"` or `"numpy"`. Default: as in the file.
             - `names=None`: Load the tensors with these names. Without `names`, `glob` and `regex`,
               all tensors are loaded; with several of them, a tensor is loaded if any of them
               matches.
@@ -151,6 +162,8 @@ def _start(
     device, device_map = keywords.get("device", "cpu"), keywords.get("device_map")
     call = Call(source, keywords)
     framework = frameworks.named(framework)
+    dtype = conversion.named(keywords.get("dtype"), framework)
+    changes = None if dtype is None else conversion.Conversion(dtype, framework)
     if framework == "torch":
         call.options = torch_tensors.with_writable(call.options)
     options = call.options
@@ -175,13 +188,18 @@ def _start(
             if shares and "cpu" in loader.devices():
                 make_converter = frameworks.converters(framework, options, is_shared=True)
             dtypes = loader.dtypes()
+            needed = set(dtypes)
+            if changes is not None:
+                needed = changes.dtypes(needed)
+                changes.leave_scaled(checkpoint, needed)
 
             def convert_with() -> Callable[[_tload.Tensor], Any]:
                 # The converter gets the tensors' descriptions from the loader, not from each
                 # tensor: a load may be over by then.
-                return make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
+                convert = make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
+                return convert if changes is None else changes.wrap(convert)
 
-            is_missing = frameworks.is_missing(framework, dtypes)
+            is_missing = frameworks.is_missing(framework, needed)
             # Everything that can fail is done before the first read, except what needs the import.
             convert = None if is_missing else convert_with()
             if is_missing:
@@ -195,7 +213,7 @@ def _start(
     except BaseException:
         raw.close()
         raise
-    return TensorStream(raw, convert, watcher, importing)
+    return TensorStream(raw, convert, watcher, importing, changes)
 
 
 @overload
@@ -226,6 +244,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
 
             - `device="cpu"`: Device of the tensors.
             - `device_map=None`: Devices by module or glob of names.
+            - `dtype=None`: Convert floating-point tensors to this dtype.
             - `names=None`: Load only the tensors with these names.
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
             - `regex=None`: Load only tensors whose name contains a match of one of these regular

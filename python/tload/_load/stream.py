@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tload._load.event_loop import Waiter
+    from tload._tensors.conversion import Conversion
     from tload._tensors.imports import BackgroundImport
     from tload.report import Report
 
@@ -48,16 +49,19 @@ class TensorStream(Generic[T]):
         convert: Callable[[_tload.Tensor], T] | None,
         watcher: Watcher | None,
         importing: BackgroundImport | None = None,
+        changes: Conversion | None = None,
     ) -> None:
         """Wrap the stream that `tload.stream` started.
 
         `convert` makes the framework's tensors; if it is `None`, it is the result of `importing`.
+        `changes` are those that it makes to their dtypes.
         """
         self._raw = raw
         self._convert = convert
         self._watcher = watcher
         self._importing = importing
         self._import_wait = 0.0
+        self._changes = changes
         self._watched = time.monotonic()
         self._ended = False
         self._waiter: Waiter | None = None
@@ -68,7 +72,7 @@ class TensorStream(Generic[T]):
     def tensors(self) -> tuple[TensorInfo, ...]:
         """Tensors of the load, by file, then by offset.
 
-        With `order="file"` they arrive in this order.
+        With `order="file"` they arrive in this order. Dtypes are those of the file.
         """
         return tuple(map(TensorInfo._make, self._raw.tensors()))
 
@@ -80,7 +84,8 @@ class TensorStream(Generic[T]):
     @property
     def report(self) -> Report:
         """Report of the load so far; final once the stream has ended."""
-        return read_report(*self._raw.report(), self._importing, self._import_wait)
+        report = read_report(*self._raw.report(), self._importing, self._import_wait)
+        return report if self._changes is None else self._changes.told(report)
 
     def cancel(self) -> None:
         """Stop reading. May be called from any thread.
@@ -239,10 +244,8 @@ class TensorStream(Generic[T]):
                 self._look(self._watcher)
             if importing is None or importing.is_done:
                 convert = self._convert or self._await_converter()
-                converted.update((tensor.name, convert(tensor)) for tensor in received)
-                received.clear()
-        convert = self._convert or self._await_converter()
-        converted.update((tensor.name, convert(tensor)) for tensor in received)
+                _convert_all(received, convert, converted)
+        _convert_all(received, convert=self._convert or self._await_converter(), converted=converted)
         self._end()
         return converted
 
@@ -281,6 +284,14 @@ class TensorStream(Generic[T]):
         # A failed iterator is finished: no reads continue behind the traceback.
         self._ended = True
         self.close()
+
+
+def _convert_all(received: list[_tload.Tensor], convert: Callable[[_tload.Tensor], T], converted: dict[str, T]) -> None:
+    """Convert tensors, and drop each: a dtype that changes takes other memory."""
+    received.reverse()
+    while received:
+        tensor = received.pop()
+        converted[tensor.name] = convert(tensor)
 
 
 def log_notes(report: Report) -> None:

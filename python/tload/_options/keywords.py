@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from tload import _tload
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Mapping
 
+    import numpy as np
     import torch
 
     from tload._load.sharding import Sharding
@@ -101,6 +102,8 @@ class IntoKeywords(CallKeywords, StoreKeywords, OptionKeywords, total=False):
 
 class LoadKeywords(DeviceKeywords, CallKeywords, StoreKeywords, OptionKeywords, total=False):
     """Keyword arguments of `stream` and `load`, except `framework`."""
+
+    dtype: str | torch.dtype | np.dtype[Any] | type[np.generic] | None
 
 
 def lists(kind: type, **defaults: object) -> Callable[[F], F]:
