@@ -21,7 +21,7 @@ type Key<'a> = Spanned<DeString<'a>>;
 type Value<'a> = Spanned<DeValue<'a>>;
 
 /// Text of the file, to turn places in it into lines.
-struct Text<'a> {
+struct Source<'a> {
     file: &'a Path,
     text: &'a str,
     home: Option<&'a Path>,
@@ -30,7 +30,7 @@ struct Text<'a> {
 impl Config {
     /// Parses the text of `file`. A path that begins with `~/` is below `home`.
     pub(crate) fn parse(file: &Path, text: &str, home: Option<&Path>) -> Result<Self> {
-        let source = Text { file, text, home };
+        let source = Source { file, text, home };
         let root = DeTable::parse(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
             let message = error.message().lines().collect::<Vec<_>>().join("; ");
@@ -62,7 +62,7 @@ impl Config {
     }
 }
 
-impl Text<'_> {
+impl Source<'_> {
     /// Reads `[load]`.
     fn load(&self, table: &DeTable<'_>) -> Result<Vec<Setting>> {
         const TABLE: &str = "[load]";

@@ -67,9 +67,8 @@ impl Prefix {
 /// Returns the protocol of a scheme of stores. One of the URLs is valid for each protocol.
 fn protocol_of(scheme: &str) -> Option<Protocol> {
     let forms = ["a/b", "a@b.c/d", "a.b/c:d"];
-    let urls = forms.iter().map(|rest| format!("{scheme}://{rest}"));
-    urls.filter_map(|url| Location::parse(&url).ok()?.protocol())
-        .next()
+    let mut urls = forms.iter().map(|rest| format!("{scheme}://{rest}"));
+    urls.find_map(|url| Location::parse(&url).ok()?.protocol())
 }
 
 /// Returns the URL of a location in a store, without user, password and query.

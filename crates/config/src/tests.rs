@@ -51,7 +51,10 @@ fn every_option_with_a_variable_can_be_set() {
     let (mut text, mut set) = ("[load]\n".to_owned(), Vec::new());
     for (key, _) in table::load() {
         let kind = table::kind_of_load(key.kind);
-        text += &format!("{} = {}\n", key.name, example(kind, key.name));
+        text += key.name;
+        text += " = ";
+        text += example(kind, key.name);
+        text += "\n";
         set.push(key.name);
     }
     let config = parse(&text).unwrap();
@@ -109,6 +112,7 @@ fn every_secret_key_has_its_variable() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn wrong_files_name_line_and_key() {
     for (text, wanted) in [
         ("a = ", "/c.toml:1: is not TOML: "),
@@ -266,6 +270,7 @@ fn secrets_are_errors_that_name_the_variable_and_do_not_show_them() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn longest_prefix_decides_key_by_key() {
     let config = parse(
         r#"

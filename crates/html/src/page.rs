@@ -26,7 +26,7 @@ fn shortened(raw: &str, most: usize) -> String {
     let half = most / 2;
     let mut letters = raw.char_indices();
     let Some((head, _)) = letters.nth(half).filter(|_| letters.nth(half).is_some()) else {
-        return printable(raw).into();
+        return printable(raw);
     };
     let tail = raw.char_indices().nth_back(half).map_or(head, |(at, _)| at);
     format!("{}…{}", printable(&raw[..head]), printable(&raw[tail..]))

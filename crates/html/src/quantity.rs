@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use tload_base::options::format_bytes;
+pub(crate) use tload_base::options::format_rate;
 
 /// Converts a count for division. Exact up to 2^53, which is 8 PiB.
 #[expect(
@@ -15,14 +16,6 @@ pub(crate) fn float(count: u64) -> f64 {
 /// Formats a requested size: `4 MiB` instead of `4.0 MiB`, because most requested sizes are round.
 pub(crate) fn short_bytes(bytes: u64) -> String {
     format_bytes(bytes).replace(".0 ", " ")
-}
-
-/// Formats a speed: `"2.31 GB/s"`, and below 0.1 GB/s `"38.2 MB/s"`.
-pub(crate) fn format_rate(bytes_per_second: f64) -> String {
-    match bytes_per_second / 1e6 {
-        slow if slow < 99.95 => format!("{slow:.1} MB/s"),
-        fast => format!("{:.2} GB/s", fast / 1e3),
-    }
 }
 
 /// Formats seconds: `"12.30 s"`, `"45.6 ms"` or `"789 µs"`; `"0"` for none.
@@ -104,17 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_speeds_have_units() {
+    fn sizes_have_units() {
         assert_eq!(
             plain("extent_bytes", &Value::from(4096)).as_deref(),
             Some("4.0 KiB (4096 B)")
         );
         assert_eq!(plain("depth", &Value::from(8)).as_deref(), Some("8"));
         assert_eq!(plain("depth", &Value::Null), None);
-        assert_eq!(
-            (format_rate(2.314e9), format_rate(38.2e6)),
-            ("2.31 GB/s".to_owned(), "38.2 MB/s".to_owned())
-        );
         assert_eq!(short_bytes(4 << 20), "4 MiB");
     }
 }

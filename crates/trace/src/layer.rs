@@ -235,8 +235,8 @@ impl Sink for WatchedSink {
         }
         let mut last: Option<Event> = None;
         for (index, tensor) in &ready[before..] {
-            let begun = self.shared.tensors_begun[*index].load(Ordering::Relaxed);
-            let begin = begun.min(end);
+            let first_read = self.shared.tensors_begun[*index].load(Ordering::Relaxed);
+            let begin = first_read.min(end);
             match &mut last {
                 // Small tensors of one read are one event.
                 Some(event) if event.begin == begin => {

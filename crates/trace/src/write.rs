@@ -306,7 +306,7 @@ fn shorten(name: &str) -> String {
     let begin = name.char_indices().rev().nth(NAME_MAX);
     match begin {
         Some((begin, _)) => format!("…{}", printable(&name[begin..])),
-        None => printable(name).into(),
+        None => printable(name),
     }
 }
 

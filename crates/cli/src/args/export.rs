@@ -21,8 +21,8 @@ pub(crate) struct ExportArgs {
     /// every run
     #[arg(long, value_name = "FILE", conflicts_with = "ranks")]
     pub(crate) html: Option<PathBuf>,
-    /// Write a trace of the loads, which https://ui.perfetto.dev opens: reads, copies to GPUs,
-    /// tensors, waits of each lane
+    /// Write a trace of the loads for Perfetto (ui.perfetto.dev): reads, copies to GPUs, tensors,
+    /// waits of each lane
     #[arg(long, value_name = "FILE", conflicts_with = "ranks")]
     pub(crate) trace: Option<PathBuf>,
 }

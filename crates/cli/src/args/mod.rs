@@ -158,8 +158,8 @@ pub(crate) struct LoadArgs {
     /// time went, the machine, the tensors
     #[arg(long, value_name = "FILE", conflicts_with = "ranks")]
     pub(crate) html: Option<PathBuf>,
-    /// Write a trace, which https://ui.perfetto.dev opens: reads, copies to GPUs, tensors, waits of
-    /// each lane
+    /// Write a trace for Perfetto (ui.perfetto.dev): reads, copies to GPUs, tensors, waits of each
+    /// lane
     #[arg(long, value_name = "FILE", conflicts_with = "ranks")]
     pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]

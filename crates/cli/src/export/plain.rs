@@ -5,7 +5,7 @@ use tload_html::{Bench, Cell, Run, Sample, Settings, Summary};
 
 use crate::bench::results::{self, CellResults, Results, RunRecord};
 use crate::bench::table::{self, describe_checkpoint, describe_host};
-use crate::bench::{Contender, sweep};
+use crate::bench::{Contender, verdict};
 use crate::host::record::HostRecord;
 use crate::output::table::Align;
 
@@ -15,13 +15,12 @@ pub(super) fn plain(results: &Results) -> Bench {
         Align::Left => (*title).to_owned(),
         Align::Right => format!("#{title}"),
     };
-    let verdicts = sweep::verdicts(results);
     Bench {
         checkpoint: describe_checkpoint(&results.checkpoint),
         host: describe_host(&results.host),
         rounds: results.rounds.into(),
         is_complete: results.complete,
-        verdicts: verdicts.iter().map(ToString::to_string).collect(),
+        verdicts: verdict::sentences(results),
         failure: None,
         warnings: results.warnings.clone(),
         cells: results.cells.iter().map(cell).collect(),

@@ -31,30 +31,30 @@ pub(crate) fn sums(path: &Path) -> BTreeMap<u64, Sums> {
     let mut names = BTreeMap::new();
     let mut all: BTreeMap<u64, Sums> = BTreeMap::new();
     for event in trace["traceEvents"].as_array().unwrap() {
-        let track = (
+        let place = (
             event["pid"].as_u64().unwrap(),
             event["tid"].as_u64().unwrap(),
         );
         match event["ph"].as_str().unwrap() {
             "M" => {
                 if event["name"] == "thread_name" {
-                    names.insert(track, event["args"]["name"].clone());
+                    names.insert(place, event["args"]["name"].clone());
                 }
             }
             "C" => assert!(event["args"]["bytes"].is_u64(), "{event}"),
             "X" => {
                 assert!(
-                    names.contains_key(&track),
+                    names.contains_key(&place),
                     "{event} is on a track without a name"
                 );
                 let (begin, time) = (
                     event["ts"].as_f64().unwrap(),
                     event["dur"].as_f64().unwrap(),
                 );
-                let end = ends.entry(track).or_default();
+                let end = ends.entry(place).or_default();
                 assert!(begin >= *end - CLOSE, "{event} begins before {end}");
                 *end = begin + time;
-                let sums = all.entry(track.0).or_default();
+                let sums = all.entry(place.0).or_default();
                 let category = event["cat"].as_str().unwrap().to_owned();
                 let bytes = event["args"]["bytes"].as_u64().unwrap_or(0);
                 *sums.bytes.entry(category.clone()).or_default() += bytes;
@@ -63,7 +63,7 @@ pub(crate) fn sums(path: &Path) -> BTreeMap<u64, Sums> {
                 *sums.micros.entry(name.to_owned()).or_default() += time;
                 sums.tensors += event["args"]["tensors"].as_u64().unwrap_or(0);
             }
-            other => panic!("{other}: {event}"),
+            phase => assert_eq!(phase, "X", "{event}"),
         }
     }
     all

@@ -114,8 +114,7 @@ impl Loader {
         let planned = Instant::now();
         // Until the load has its own contexts and memory.
         let _prepared = self.early.as_ref().and_then(EarlyStart::take);
-        let given = allocator.is_some();
-        let outputs = Outputs::new(&prepared, &options, &self.region_cache, given)?;
+        let outputs = Outputs::new(&prepared, &options, &self.region_cache, allocator.is_some())?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
         let feed = Arc::new(
             Feed::new(

@@ -58,7 +58,8 @@ impl RecentSpeed {
     fn per_second(&self) -> Option<f64> {
         let ((from, first), (to, last)) = (self.seen.front()?, self.seen.back()?);
         let is_settled = *to >= self.began + SETTLED;
-        is_settled.then(|| last.saturating_sub(*first) as f64 / (*to - *from).as_secs_f64())
+        is_settled
+            .then(|| last.saturating_sub(*first) as f64 / to.saturating_sub(*from).as_secs_f64())
     }
 
     /// Returns the speed as text, for example `0.15 GB/s`; `None` until it means something.

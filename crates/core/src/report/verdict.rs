@@ -160,6 +160,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn verdict_follows_from_the_counters() {
         let store = from(|it| &mut it.remote_bytes);
         let held = EngineReport {
@@ -172,7 +173,7 @@ mod tests {
             it.stages.memory_wait = 0.8;
             it.stages.consumer_wait = 0.1;
         };
-        for (name, report, wanted) in [
+        for (name, report, wanted) in vec![
             (
                 "disk",
                 disk(),

@@ -108,11 +108,11 @@ fn progress_counts_bytes_of_requests_that_are_not_complete() {
     bench.server.fault(stall);
     let alone = serially(|it| it.hedge = Some(false));
     let stream = Loader::new(checkpoint).options(alone).stream();
-    let stream = stream.expect("starts");
+    let mut stream = stream.expect("starts");
     let deadline = Instant::now() + Duration::from_secs(60);
     while stream.progress().bytes_read < 100_000 {
         assert!(Instant::now() < deadline, "{:?}", stream.progress());
-        std::thread::sleep(Duration::from_millis(5));
+        assert!(stream.wait(Duration::from_millis(5)).is_pending());
     }
     let progress = stream.progress();
     assert_eq!(progress.bytes_done(), 100_000, "{progress:?}");
