@@ -159,14 +159,10 @@ impl Backend {
     /// Adds a near name to the error that nothing is at `location`, if its store lists one. Names
     /// of files have a suggestion already.
     pub(super) fn suggest_near(&self, error: Error, location: &Location) -> Error {
-        #[cfg(feature = "object")]
-        return self
-            .pending
+        self.pending
             .during(location, "looking for a near name", || {
                 self.objects.suggest_near(error, location)
-            });
-        #[cfg(not(feature = "object"))]
-        return error.or_location(location);
+            })
     }
 
     /// Returns whether safetensors files are among the first entries of a local directory.

@@ -5,11 +5,11 @@
 //! released with them, and may change in any release.
 //!
 //! Everything here is a function of plain values: no I/O, no clock, no environment, no types of a
-//! load. A caller fills in [`Load`], [`Bench`], [`Doctor`] or [`Verified`], partly from the JSON
+//! load. A caller fills in [`Load`], [`Bench`] or [`Doctor`], partly from the JSON
 //! that the command prints, and gets the text of a file:
 //!
 //! ```text
-//!  Load, Bench, Doctor, Verified ─▶ page: sections of items ─▶ templates/*.html ─▶ one file
+//!  Load, Bench, Doctor, reports ─▶ page: sections of items ─▶ templates/*.html ─▶ one file
 //!                       └─▶ plot: chart ─▶ draw ─▶ svg
 //! ```
 //!

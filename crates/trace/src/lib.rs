@@ -5,8 +5,8 @@
 //! change in any release.
 //!
 //! A [`Recorder`] watches loads through the seam of `tload::internal::watch`: wrappers around the
-//! engines and sinks of their lanes ([`layer`]). Each event is a few words in memory, and a trace
-//! has a limited number of each kind; what exceeds it is counted, and the trace says so. [`write`]
+//! engines and sinks of their lanes. Each event is a few words in memory, and a trace has
+//! a limited number of each kind; what exceeds it is counted, and the trace says so. [`write`]
 //! lays the events out on tracks and writes them one by one.
 
 mod layer;

@@ -132,9 +132,14 @@ impl Objects {
     }
 
     /// Adds a near name to the error that nothing is at `location`, if its store lists one.
-    #[cfg(feature = "object")]
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(clippy::unused_self, reason = "there is no store to ask")
+    )]
     pub(super) fn suggest_near(&self, error: Error, location: &Location) -> Error {
-        tload_copy::suggest_near(error, location, || self.remote().cloned())
+        #[cfg(feature = "object")]
+        let error = tload_copy::suggest_near(error, location, || self.remote().cloned());
+        error.or_location(location)
     }
 
     /// Looks up whether `location` is an object or a prefix, and lists a prefix. Returns a note on
