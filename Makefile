@@ -232,6 +232,7 @@ release-check: $(RELEASE_INSTALLED) ## all of the above, twice for equal bytes; 
 	tools/release/licences
 	$(RELEASE) TWICE=1 tools/release/wheels
 	$(RELEASE) tools/release/command
+	tools/release/image.py --check
 	tools/release/crates
 
 $(RELEASE_INSTALLED): tools/release/requirements.txt

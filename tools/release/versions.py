@@ -67,6 +67,9 @@ def main() -> None:
         ["git", "tag", "--points-at", "HEAD", "v*"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split()
     wrong += [f"tag {tag} of the current commit: expected v{version}" for tag in tags if tag != f"v{version}"]
+    heading = (ROOT / "CHANGELOG.md").read_text().partition("\n## ")[2].partition("\n")[0]
+    if tags and "not released" in heading:
+        wrong.append(f"CHANGELOG.md: {heading!r}, expected the date of tag {tags[0]}")
     if wrong:
         sys.exit("\n".join(wrong))
     print(f"every place names version {version}")
