@@ -122,8 +122,8 @@ assert 0.1 < report.import_wait_seconds <= report.import_seconds
 assert report.import_wait_seconds < report.seconds
 assert report.bytes_per_second > report.tensor_bytes / report.seconds
 headline = (
-    r"12 tensors, 12\\.0 MiB in \\d+\\.\\d+ s: "
-    r"\\d+\\.\\d+ [GM]B/s, after \\d+\\.\\d s of import torch \\(complete\\)"
+    r"12 tensors, 12\.0 MiB in \d+\.\d+ s: "
+    r"\d+\.\d+ [GM]B/s, after \d+\.\d s of import torch \(complete\)"
 )
 assert re.fullmatch(headline, str(report).partition("\n")[0]), str(report)
 assert re.search(headline, report.summary)

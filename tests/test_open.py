@@ -97,7 +97,7 @@ def test_path_that_is_not_unicode_opens(floats: Floats, tmp_path: Path) -> None:
 def test_repr_is_readable(floats: Floats) -> None:
     path, _ = floats
     with tload.open(path) as checkpoint:
-        assert repr(checkpoint) == f"<tload.Checkpoint {str(path)!r}: 12 tensors, 10.0 KiB in 1 file>"
+        assert repr(checkpoint) == f"<tload.Checkpoint {str(path)!r}: 12 tensors, 10.1 KiB in 1 file>"
     assert repr(checkpoint).endswith("in 1 file, closed>")
     assert repr(checkpoint["layer.0.weight"]).startswith(
         "TensorInfo(name='layer.0.weight', dtype='F32', shape=(1, 33), nbytes=132, shard=0, file_range=("
