@@ -71,7 +71,9 @@ pub(crate) fn current(variable: impl Fn(&str) -> Option<OsString>) -> Result<Arc
     }
     let file = match open_plain(path) {
         Ok(file) => file,
-        Err(error) if !place.is_named && is_absent(&error) => return Ok(Arc::default()),
+        Err(error) if !place.is_named && (is_absent(&error) || is_out_of_reach(path)) => {
+            return Ok(Arc::default());
+        }
         Err(error) => return Err(failed(&place, "cannot open the configuration file", error)),
     };
     let (stamp, text) = read(&place, file)?;
@@ -109,6 +111,12 @@ fn is_absent(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
     )
+}
+
+/// Returns whether a folder above may not be searched: containers often run as a user whose `HOME`
+/// is that of root.
+fn is_out_of_reach(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 fn read(place: &Place, file: File) -> Result<(Stamp, String)> {

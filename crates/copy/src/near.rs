@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, nearest_name};
 use crate::options::{Location, Protocol};
 use crate::storage::{Folder, ObjectSource, Remote, Source};
 
@@ -25,14 +25,32 @@ pub fn suggest_near(
     let name = location.file_name();
     let is_missing = error.kind() == ErrorKind::NotFound
         && error.location() == Some(location.to_string().as_str());
+    // A list that is not there means that the bucket or repository is not there either.
+    let is_list = error.request().is_some_and(|it| it.operation == "LIST");
     // Patterns have a hint of their own.
-    if !is_missing || location.as_path().is_some() || name.is_empty() || name.contains(['*', '?']) {
+    if !is_missing
+        || is_list
+        || location.as_path().is_some()
+        || name.is_empty()
+        || name.contains(['*', '?'])
+    {
         return error;
     }
     match remote().and_then(|remote| beside(&remote, location)) {
-        Ok(names) => error.suggesting(name, names.iter().map(String::as_str)),
+        // What has the name lacks something else.
+        Ok(names) if names.iter().any(|it| it == name) => error,
+        Ok(names) => {
+            let names = names.iter().map(String::as_str);
+            let near = |it: &&str| nearest_name(stem(name), [stem(it)]).is_some();
+            error.suggesting(name, names.filter(near))
+        }
         Err(_) => error,
     }
+}
+
+/// Returns a name without the extension that most names share.
+fn stem(name: &str) -> &str {
+    name.strip_suffix(".safetensors").unwrap_or(name)
 }
 
 /// Returns the names of objects and prefixes beside `location`.
