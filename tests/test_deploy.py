@@ -86,7 +86,7 @@ def node(tmp_path: Path, s3: servers.S3) -> Iterator[Node]:
 @pytest.mark.parametrize("file", ["vllm.yaml", "warm.yaml"])
 def test_init_container_and_job_warm_the_cache(file: str, node: Node) -> None:
     node.run(containers(file)["warm"])
-    # What vLLM then reads needs no request.
+    # The reads of vLLM then need no request.
     variables = {"TLOAD_CACHE_DIR": str(node.folder / "cache"), "TLOAD_CACHE_CHECK": "offline"}
     done = subprocess.run(
         [COMMAND, "load", "s3://models/llama"], env={**os.environ, **node.environment, **variables}, check=False

@@ -367,7 +367,7 @@ def test_interrupted_load_stops_reading(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         weights.throw(KeyboardInterrupt)  # type: ignore[attr-defined]
     assert bar.closed
-    # What has arrived, also of tensors behind it.
+    # Counts the bytes that have arrived, also those of later tensors.
     assert bar.total is not None
     assert tensor.nbytes <= bar.seen <= bar.total
     assert name == "layers.0.norm.weight"

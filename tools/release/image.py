@@ -116,9 +116,9 @@ def check(context: Path, version: str, scratch: Path) -> int:
     for arguments, expected in (
         ("--version", version),
         ("doctor", "kernel"),
-        ("synth /work/model --size 8MiB --shards 2 --quiet", ""),
-        ("load /work/model", "complete"),
-        ("bench /work/model --rounds 1 --no-fio --cache-state warm", "GB/s"),
+        ("synth /data/model --size 8MiB --shards 2 --quiet", ""),
+        ("load /data/model", "complete"),
+        ("bench /data/model --rounds 1 --no-fio --cache-state warm", "GB/s"),
     ):
         done = inside(root, work, config, arguments.split())
         if done.returncode != 0 or expected not in done.stdout:
@@ -137,7 +137,7 @@ def inside(root: Path, work: Path, config: dict, arguments: list[str]) -> subpro
     user, group = config["User"].split(":")
     mounts = ["--ro-bind", str(root), "/", "--proc", "/proc", "--dev", "/dev", "--ro-bind", "/sys", "/sys"]
     variables = [word for pair in config["Env"] for word in ("--setenv", *pair.split("=", 1))]
-    command = ["bwrap", *mounts, "--tmpfs", "/tmp", "--bind", str(work), "/work", "--chdir", config["WorkingDir"]]  # noqa: S108
+    command = ["bwrap", *mounts, "--tmpfs", "/tmp", "--bind", str(work), "/data", "--chdir", config["WorkingDir"]]  # noqa: S108
     command += ["--unshare-all", "--uid", user, "--gid", group, "--clearenv", *variables, "--die-with-parent"]
     return subprocess.run([*command, *config["Entrypoint"], *arguments], capture_output=True, text=True, check=False)
 

@@ -37,7 +37,7 @@ pub fn suggest_near(
         return error;
     }
     match remote().and_then(|remote| beside(&remote, location)) {
-        // What has the name lacks something else.
+        // The name exists, so the error is about something below it.
         Ok(names) if names.iter().any(|it| it == name) => error,
         Ok(names) => {
             let names = names.iter().map(String::as_str);

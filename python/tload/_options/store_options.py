@@ -63,7 +63,7 @@ def merge(
     bounds = [] if timeout is None else [("open_timeout", str(_tload.seconds("timeout", timeout)))]
     configured = _tload.configured_store(source if isinstance(source, list) else [source])
     ambient = [*_read_variable(environment, known), *_read_cache_variables(environment, known)]
-    # Of a repeated key, the last one counts.
+    # If a key is repeated, the last value counts.
     return [*bounds, *configured, *ambient, *given]
 
 

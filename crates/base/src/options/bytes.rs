@@ -75,7 +75,7 @@ pub fn format_bytes(bytes: u64) -> String {
     }
     // Count tenths in integers, which is exact and needs no cast between floats and integers.
     let tenths = |unit: usize| (u128::from(bytes) * 10 + (512 << (10 * unit))) >> (10 * unit + 10);
-    // What rounds to 1024.0 is 1.0 of the next unit.
+    // A size that rounds to 1024.0 is shown as 1.0 of the next unit.
     let unit = (0..5).find(|&unit| tenths(unit) < 10_240).unwrap_or(5);
     let (whole, tenth) = (tenths(unit) / 10, tenths(unit) % 10);
     format!("{whole}.{tenth} {}", NAMES[unit])
