@@ -114,9 +114,10 @@ cuda-stub:
 	cargo build --package tload-cuda-stub
 
 # Installs the requirements of pyproject.toml: its build system and its extra `test`. uv unpacks
-# packages while it downloads them, so the disk never holds both. PyTorch imports Triton only to
-# compile for GPUs, and it takes 1 GB.
-INSTALL := $(PY) -m uv pip install --system-certs --python $(PY)
+# packages while it downloads them, so the disk never holds both. Tests turn warnings into errors, so
+# modules are compiled here: torchao's compile with one. PyTorch imports Triton only to compile for
+# GPUs, and it takes 1 GB.
+INSTALL := $(PY) -m uv pip install --system-certs --compile-bytecode --python $(PY)
 $(INSTALLED): pyproject.toml
 	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
