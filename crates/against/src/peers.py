@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import json
 import os
+import queue
 import resource
 import sys
 import threading
@@ -30,12 +31,14 @@ def answer(**found: Any) -> None:
     print(json.dumps(found), file=ANSWERS, flush=True)
 
 
-def wait_for_line() -> str:
-    """Return the next line. Without one, tload is gone, and so is this process."""
-    line = sys.stdin.readline()
-    if not line:
-        os._exit(1)
-    return line
+LINES: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+
+def read_lines() -> None:
+    """Read the lines of tload. When there are no more, it is gone, and this process ends."""
+    for line in sys.stdin:
+        LINES.put(line)
+    os._exit(1)
 
 
 # Each of these imports a loader, and returns a function of the job that yields names and tensors of
@@ -187,9 +190,7 @@ def measure(job: Job) -> None:
         for _ in load(job):
             pass
     answer(ready=True)
-    wait_for_line()
-    # The end of tload ends this process too.
-    threading.Thread(target=wait_for_line, daemon=True).start()
+    LINES.get()
     peak = None
     with contextlib.suppress(OSError):
         # Resets the peak to the present size.
@@ -213,7 +214,8 @@ def measure(job: Job) -> None:
     )
 
 
-job = json.loads(wait_for_line())
+threading.Thread(target=read_lines, daemon=True).start()
+job = json.loads(LINES.get())
 {"find": find, "convert": convert, "measure": measure}[job["task"]](job)
 # Some loaders hang or crash at the interpreter's end, and the answer is given.
 os._exit(0)

@@ -15,6 +15,8 @@ use crate::process::{Process, Watch};
 
 const SCRIPT: &str = include_str!("peers.py");
 
+const HINT: &str = "name the Python that has the loaders with --python";
+
 /// Time for what takes as long for every checkpoint: starting Python, importing torch.
 const START: Duration = Duration::from_secs(600);
 /// Bytes per second that even a loader in trouble reads.
@@ -79,15 +81,22 @@ struct Found {
 }
 
 impl Python {
-    /// Starts `program` and asks it for the versions of `peers`.
+    /// Starts `program` and asks it for the versions of `peers`, of which some may be equal.
     pub fn find(program: &OsStr, peers: &[&'static Peer], watch: &Watch<'_>) -> Result<Self> {
-        let packages: Vec<_> = peers.iter().map(|peer| peer.package).collect();
+        let mut unique: Vec<&'static Peer> = Vec::new();
+        for peer in peers {
+            if !unique.contains(peer) {
+                unique.push(peer);
+            }
+        }
+        let packages: Vec<_> = unique.iter().map(|peer| peer.package).collect();
         let job = json!({"task": "find", "packages": packages});
         let found: Result<Found> =
             start(program.as_ref(), &job).and_then(|mut it| it.answer(watch));
-        let found = found.map_err(|error| match error.location() {
-            None => error.with_location(program.display()),
-            Some(_) => error,
+        let found = found.map_err(|error| match (error.kind(), error.location()) {
+            (ErrorKind::Cancelled, _) => error,
+            (_, None) => error.with_location(program.display()).with_hint(HINT),
+            (_, Some(_)) => error.with_hint(HINT),
         })?;
         let installed = |peer: &&'static Peer| Installed {
             name: peer,
@@ -99,7 +108,7 @@ impl Python {
         Ok(Self {
             program: program.into(),
             version: printable(&found.python),
-            loaders: peers.iter().map(installed).collect(),
+            loaders: unique.iter().map(installed).collect(),
         })
     }
 

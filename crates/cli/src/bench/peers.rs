@@ -27,59 +27,49 @@ pub(crate) struct Peers<'a> {
     converted: Option<Temporary<'a>>,
 }
 
+/// Looks for the loaders that users ask for, if any.
+pub(crate) fn find(args: &BenchArgs, interrupt: &Interrupt) -> Result<Option<Python>> {
+    if args.against.is_empty() {
+        return Ok(None);
+    }
+    if args.device.device != "cpu" {
+        return Err(refused("loads into CPU memory", "leave out --device"));
+    }
+    let check = || interrupt.check();
+    let watch = Watch {
+        check: &check,
+        limit: time_limit(0),
+    };
+    Python::find(&args.python, &args.against, &watch).map(Some)
+}
+
+fn refused(what: &str, hint: &str) -> Error {
+    let message = format!("--against compares {what} only");
+    Error::new(ErrorKind::Unsupported, message).with_hint(hint.to_owned())
+}
+
 impl<'a> Peers<'a> {
-    /// Looks for the loaders that users ask for, if any.
-    pub(crate) fn find(
-        args: &BenchArgs,
+    pub(crate) fn new(
+        python: Python,
         target: &Target<'_>,
         interrupt: &'a Interrupt,
-    ) -> Result<Option<Self>> {
-        let Some(&first) = args.against.first() else {
-            return Ok(None);
-        };
-        let refused = |message: &str, hint: &str| {
-            let message = format!("--against {} {message}", first.name);
-            Err(Error::new(ErrorKind::Unsupported, message).with_hint(hint.to_owned()))
-        };
-        if args.device.device != "cpu" {
-            return refused("loads into CPU memory", "leave out --device");
-        }
+    ) -> Result<Self> {
         let shards = target.checkpoint.shards().iter();
-        let files: Option<Vec<PathBuf>> = shards
+        let files: Option<_> = shards
             .map(|it| it.location().as_path().map(Into::into))
             .collect();
-        let Some(files) = files else {
-            return refused(
-                "loads from files only",
-                "copy the checkpoint first: tload cp",
-            );
-        };
-        let mut peers: Vec<&'static Peer> = Vec::new();
-        for peer in &args.against {
-            if !peers.contains(peer) {
-                peers.push(peer);
-            }
-        }
-        let check = || interrupt.check();
-        let watch = Watch {
-            check: &check,
-            limit: time_limit(0),
-        };
-        let python = Python::find(&args.python, &peers, &watch).map_err(|error| {
-            error.with_hint("name the Python that has the loaders with --python")
-        })?;
         let location = target.checkpoint.location();
-        Ok(Some(Self {
+        Ok(Self {
             python,
             interrupt,
             location: match location.as_path() {
                 Some(path) => path.to_string_lossy().into_owned(),
                 None => location.to_string(),
             },
-            files,
+            files: files.ok_or_else(|| refused("loads of files", "copy them first: tload cp"))?,
             bytes: target.checkpoint.total_bytes(),
             converted: None,
-        }))
+        })
     }
 
     /// Returns a warning for each loader that is not installed.

@@ -23,10 +23,12 @@ pub(crate) fn run(
     for round in 0..plan.rounds {
         for (position, (cell, contender)) in order(plan, round).into_iter().enumerate() {
             let round = round + 1;
-            if results.cells[cell].has_failed(contender) {
-                continue;
-            }
-            match runner.run(&plan.cells[cell], contender) {
+            let ran = if results.cells[cell].has_failed(contender) {
+                Ok(None)
+            } else {
+                runner.run(&plan.cells[cell], contender)
+            };
+            match ran {
                 Err(error) if contender.is_peer() && error.kind() != ErrorKind::Cancelled => {
                     let reason = error.to_string();
                     results.cells[cell].failures.push(Failure {

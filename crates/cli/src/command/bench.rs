@@ -13,7 +13,7 @@ use super::ranks::RankLoads;
 use super::startup::{self, Starts};
 use crate::args::BenchArgs;
 use crate::bench::disk_runner::DiskRunner;
-use crate::bench::peers::Peers;
+use crate::bench::peers::{self, Peers};
 use crate::bench::results::{Results, RunRecord};
 use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
@@ -120,11 +120,14 @@ fn bench(
     let opening = opening(args)?;
     let device = options::device(&args.device)?;
     let gpu = Gpu::open(device)?;
+    // Before a checkpoint is written.
+    let python = peers::find(args, interrupt)?;
     let target = target(args, &opening, interrupt)?;
     // fio reads files only.
     let wants_fio = !args.no_fio && target.remote().is_none();
     let fio = if wants_fio { Fio::find() } else { None };
-    let peers = Peers::find(args, &target, interrupt)?;
+    let peers = python.map(|python| Peers::new(python, &target, interrupt));
+    let peers = peers.transpose()?;
     let installed = peers.iter().flat_map(|it| it.python.installed());
     let plan = Plan::new(
         &options::configurations(args, device)?,

@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::interrupt::signal;
-use crate::requirement::requirement;
+use crate::requirement::{of_machine, requirement};
 use crate::{command, run, stderr};
 
 /// Loaders that do not load: one fails, one takes its time, and one returns too little.
@@ -77,7 +77,7 @@ fn python_with_safetensors() -> Option<PathBuf> {
         .output();
     let found = imports.is_ok_and(|it| it.status.success());
     let missing = || "no safetensors and torch in .venv: run make wheel".to_owned();
-    requirement("safetensors", found.then_some(python).ok_or_else(missing))
+    of_machine("safetensors", found.then_some(python).ok_or_else(missing))
 }
 
 fn bench<'a>(folder: &'a str, python: &'a str, against: &'a str, more: &[&'a str]) -> Command {
@@ -226,14 +226,11 @@ fn loader_that_fails_is_a_row_with_its_last_line() {
     assert_eq!(loaders[1]["version"], "9.8");
 }
 
-#[test]
-fn interrupted_bench_ends_the_loader_that_runs() {
-    let Some(python) = bare_python() else {
-        return;
-    };
-    let (folder, loaders) = (tempfile::tempdir().unwrap(), fake_loaders());
+/// Starts a benchmark, and sends it a signal while a loader runs, whose number is returned too.
+fn signalled(python: &str, name: &str, scratch: &Path) -> (Output, PathBuf) {
+    let loaders = fake_loaders();
     let pid_file = loaders.path().join("pid");
-    let child = bench(folder.path().to_str().unwrap(), python, "runai", &[])
+    let child = bench(scratch.to_str().unwrap(), python, "runai", &[])
         .env("PYTHONPATH", loaders.path())
         .env("PID_FILE", &pid_file)
         .stdout(Stdio::piped())
@@ -243,13 +240,37 @@ fn interrupted_bench_ends_the_loader_that_runs() {
     while !pid_file.exists() {
         thread::sleep(Duration::from_millis(5));
     }
-    let pid = fs::read_to_string(&pid_file).unwrap();
-    assert!(signal(&child, "TERM"), "it had ended");
-    let output = child.wait_with_output().unwrap();
+    let process = Path::new("/proc").join(fs::read_to_string(&pid_file).unwrap());
+    assert!(signal(&child, name), "it had ended");
+    (child.wait_with_output().unwrap(), process)
+}
+
+#[test]
+fn interrupted_bench_ends_the_loader_that_runs() {
+    let Some(python) = bare_python() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (output, process) = signalled(python, "TERM", folder.path());
     assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
     // The command waits for it: no process has its number.
-    assert!(!Path::new("/proc").join(pid).exists());
+    assert!(!process.exists());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn loader_ends_with_a_bench_that_is_killed() {
+    let Some(python) = bare_python() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (output, process) = signalled(python, "KILL", folder.path());
+    assert_eq!(output.status.code(), None);
+    // It may stay a zombie then.
+    let runs = || fs::read_to_string(process.join("stat")).is_ok_and(|it| !it.contains(") Z "));
+    while runs() {
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
