@@ -1,7 +1,7 @@
 """Loads a checkpoint with another loader, for `tload bench --against`.
 
-tload passes this text to Python and writes one line of JSON, which names the task. Answers are
-lines of JSON too, on a copy of standard output; whatever loaders print goes to standard error.
+tload sends this text to Python, and one line of JSON, which names the task. Answers are lines of
+JSON too, on a copy of standard output; whatever loaders print goes to standard error.
 """
 
 from __future__ import annotations

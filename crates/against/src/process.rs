@@ -55,8 +55,8 @@ pub(crate) struct Process {
 
 impl Process {
     /// Starts `command` in a process group of its own, so that Ctrl-C reaches only this process,
-    /// and sends it `job`.
-    pub(crate) fn start(mut command: Command, job: &Value) -> Result<Self> {
+    /// and sends it `first` as a line.
+    pub(crate) fn start(mut command: Command, first: &Value) -> Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         let failed = |error| Error::from_io("cannot start", error).with_location(&program);
         let mut child = command
@@ -88,7 +88,7 @@ impl Process {
             let read = move || drop(give_tail.send(end_of(stderr)));
             spawn("tload-errors", Box::new(read))?;
         }
-        process.send(&job.to_string());
+        process.send(&first.to_string());
         Ok(process)
     }
 
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(600);
+    const LONG: Duration = Duration::from_secs(100);
 
     fn shell(script: &str) -> Process {
         let mut command = Command::new("sh");

@@ -14,11 +14,13 @@ use crate::Peer;
 use crate::process::{Process, Watch};
 
 const SCRIPT: &str = include_str!("peers.py");
+/// Program that runs the script, which is its first line of input: lists of processes stay legible.
+const START: &str = "import json, sys; exec(json.loads(sys.stdin.readline()))";
 
 const HINT: &str = "name the Python that has the loaders with --python";
 
 /// Time for what takes as long for every checkpoint: starting Python, importing torch.
-const START: Duration = Duration::from_secs(600);
+const START_TIME: Duration = Duration::from_secs(600);
 /// Bytes per second that even a loader in trouble reads.
 const SLOWEST: u64 = 10_000_000;
 
@@ -193,14 +195,16 @@ impl fmt::Display for Python {
 /// Returns the longest time that a loader may take for so many bytes.
 #[must_use]
 pub fn time_limit(bytes: u64) -> Duration {
-    START + Duration::from_secs(bytes / SLOWEST)
+    START_TIME + Duration::from_secs(bytes / SLOWEST)
 }
 
 fn start(program: &Path, job: &Value) -> Result<Process> {
     let mut command = Command::new(program);
     // Modules in the current directory are not loaders.
-    command.args(["-c", SCRIPT]).env("PYTHONSAFEPATH", "1");
-    Process::start(command, job)
+    command.args(["-c", START]).env("PYTHONSAFEPATH", "1");
+    let mut process = Process::start(command, &json!(SCRIPT))?;
+    process.send(&job.to_string());
+    Ok(process)
 }
 
 fn texts(paths: &[PathBuf]) -> Result<Vec<&str>> {
@@ -228,8 +232,11 @@ mod tests {
 
     #[test]
     fn time_limit_grows_with_the_checkpoint() {
-        assert_eq!(time_limit(0), START);
-        assert_eq!(time_limit(1 << 40), START + Duration::from_secs(109_951));
+        assert_eq!(time_limit(0), START_TIME);
+        assert_eq!(
+            time_limit(1 << 40),
+            START_TIME + Duration::from_secs(109_951)
+        );
     }
 
     #[test]
