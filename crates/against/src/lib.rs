@@ -19,7 +19,7 @@ mod process;
 mod python;
 
 pub use process::Watch;
-pub use python::{Outcome, PeerLoad, Python, time_limit};
+pub use python::{Outcome, PeerLoad, Python, default_program, time_limit};
 
 use serde::{Serialize, Serializer};
 

@@ -1,6 +1,6 @@
 //! Python that has other loaders, and loads with them.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -192,6 +192,22 @@ impl fmt::Display for Python {
     }
 }
 
+/// Returns the Python to look in unless users name one: the one that this process runs in, as the
+/// command of the Python package does, or the first on `PATH`.
+#[must_use]
+pub fn default_program() -> OsString {
+    program_of(std::env::args_os().next())
+}
+
+fn program_of(first_argument: Option<OsString>) -> OsString {
+    let is_python = |program: &OsString| {
+        let name = Path::new(program).file_name().unwrap_or_default();
+        name.as_encoded_bytes().starts_with(b"python")
+    };
+    let own = first_argument.filter(is_python);
+    own.unwrap_or_else(|| "python3".into())
+}
+
 /// Returns the longest time that a loader may take for so many bytes.
 #[must_use]
 pub fn time_limit(bytes: u64) -> Duration {
@@ -227,6 +243,18 @@ mod tests {
         for peer in &PEERS {
             let entry = format!("    \"{}\": {},\n", peer.name, peer.name.replace('-', "_"));
             assert!(SCRIPT.contains(&entry), "{}", peer.name);
+        }
+    }
+
+    #[test]
+    fn default_is_the_python_of_this_process() {
+        for (first, program) in [
+            (Some("/venv/bin/python3.11"), "/venv/bin/python3.11"),
+            (Some("/usr/bin/tload"), "python3"),
+            (Some("/opt/python/bin/tensorload"), "python3"),
+            (None, "python3"),
+        ] {
+            assert_eq!(program_of(first.map(OsString::from)), program);
         }
     }
 

@@ -132,14 +132,9 @@ pub(crate) struct BenchArgs {
         conflicts_with_all = ["startup", "ranks"]
     )]
     pub(crate) against: Vec<&'static Peer>,
-    /// Python that has the other loaders
-    #[arg(
-        long,
-        value_name = "PROGRAM",
-        default_value = "python3",
-        requires = "against"
-    )]
-    pub(crate) python: OsString,
+    /// Python that has the other loaders [default: the one that tload is installed in, else python3]
+    #[arg(long, value_name = "PROGRAM", requires = "against")]
+    pub(crate) python: Option<OsString>,
     /// Do not run fio, even if it is installed
     #[arg(long)]
     pub(crate) no_fio: bool,

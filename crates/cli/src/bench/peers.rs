@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use tload::{Error, ErrorKind, Result};
-use tload_against::{Outcome, Peer, PeerLoad, Python, Watch, time_limit};
+use tload_against::{Outcome, Peer, PeerLoad, Python, Watch, default_program, time_limit};
 
 use super::page_cache::{PageCache, Residency};
 use super::target::Target;
@@ -40,7 +40,8 @@ pub(crate) fn find(args: &BenchArgs, interrupt: &Interrupt) -> Result<Option<Pyt
         check: &check,
         limit: time_limit(0),
     };
-    Python::find(&args.python, &args.against, &watch).map(Some)
+    let program = args.python.clone().unwrap_or_else(default_program);
+    Python::find(&program, &args.against, &watch).map(Some)
 }
 
 fn refused(what: &str, hint: &str) -> Error {
