@@ -132,7 +132,8 @@ pub(crate) struct BenchArgs {
         conflicts_with_all = ["startup", "ranks"]
     )]
     pub(crate) against: Vec<&'static Peer>,
-    /// Python that has the other loaders [default: the one that tload is installed in, else python3]
+    /// Python that has the other loaders [default: the one that tload is installed in, else
+    /// python3]
     #[arg(long, value_name = "PROGRAM", requires = "against")]
     pub(crate) python: Option<OsString>,
     /// Do not run fio, even if it is installed
