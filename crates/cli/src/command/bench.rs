@@ -118,10 +118,10 @@ fn bench(
     results: &mut Option<Results>,
 ) -> Result<()> {
     let opening = opening(args)?;
-    let device = options::device(&args.device)?;
-    let gpu = Gpu::open(device)?;
     // Before a checkpoint is written.
     let python = peers::find(args, interrupt)?;
+    let device = options::device(&args.device)?;
+    let gpu = Gpu::open(device)?;
     let target = target(args, &opening, interrupt)?;
     // fio reads files only.
     let wants_fio = !args.no_fio && target.remote().is_none();

@@ -292,6 +292,10 @@ fn wrong_loaders_are_errors_before_the_first_run() {
         (["--against=runai", "--python=/no/python"], "with --python"),
         (["--against=runai", "--python=/bin/cat"], "/bin/cat"),
         (["--against=runai", "--startup"], "--startup"),
+        (
+            ["--against=runai", "--device=cuda:0"],
+            "--against compares loads into CPU memory only",
+        ),
     ] {
         let output = run(["bench", "--preset", "tiny"].iter().chain(&arguments));
         assert!(!output.status.success());
