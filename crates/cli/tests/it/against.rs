@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::interrupt::signal;
 use crate::requirement::{of_machine, requirement};
-use crate::{command, run, stderr};
+use crate::{command, run, stderr, succeed};
 
 /// Loaders that do not load: one fails, one takes its time, and one returns too little.
 const MODULES: [(&str, &str); 4] = [
@@ -44,14 +44,19 @@ const PACKAGES: [&str; 3] = ["instanttensor", "runai-model-streamer", "fastsafet
 
 /// Writes loaders that a Python finds in the returned directory.
 fn fake_loaders() -> tempfile::TempDir {
+    fakes(&MODULES, &PACKAGES)
+}
+
+fn fakes(modules: &[(&str, &str)], packages: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for (name, text) in MODULES {
-        fs::write(folder.path().join(name), text).unwrap();
+    for (name, text) in modules {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
     }
-    for package in PACKAGES {
-        let info = folder
-            .path()
-            .join(format!("{}-9.8.dist-info", package.replace('-', "_")));
+    for package in packages {
+        let info = format!("{}-9.8.dist-info", package.replace('-', "_"));
+        let info = folder.path().join(info);
         fs::create_dir(&info).unwrap();
         let metadata = format!("Metadata-Version: 2.1\nName: {package}\nVersion: 9.8\n");
         fs::write(info.join("METADATA"), metadata).unwrap();
@@ -224,6 +229,51 @@ fn loader_that_fails_is_a_row_with_its_last_line() {
     let loaders = results["against"]["loaders"].as_array().unwrap();
     assert_eq!(loaders[0]["version"], Value::Null);
     assert_eq!(loaders[1]["version"], "9.8");
+}
+
+#[test]
+fn loader_with_its_own_format_reads_a_copy_beside_the_files() {
+    let Some(python) = bare_python() else {
+        return;
+    };
+    let modules = [
+        ("torch.py", ""),
+        ("safetensors/__init__.py", ""),
+        (
+            "safetensors/torch.py",
+            "def load_file(file): return {file: 1}\n",
+        ),
+        (
+            "tensorizer.py",
+            "import os\n\
+             class TensorSerializer:\n    \
+                 def __init__(self, path): self.file = open(path, 'w')\n    \
+                 def write_state_dict(self, tensors): print(*tensors, file=self.file)\n    \
+                 def close(self): self.file.close()\n\
+             def TensorDeserializer(path, device):\n    \
+                 of = open(path).read().strip()\n    \
+                 same = os.stat(path).st_dev == os.stat(of).st_dev\n    \
+                 raise RuntimeError(f'{os.path.basename(path)} of {os.path.basename(of)}, {same}')\n",
+        ),
+    ];
+    let (folder, loaders) = (
+        tempfile::tempdir().unwrap(),
+        fakes(&modules, &["tensorizer"]),
+    );
+    let (model, json) = (folder.path().join("model"), folder.path().join("out.json"));
+    let (model, json) = (model.to_str().unwrap(), json.to_str().unwrap());
+    succeed(["synth", model, "--preset", "tiny", "--size", "1MiB"]);
+    let before = fs::read_dir(model).unwrap().count();
+    let output = command(["bench", model, "--rounds", "1", "--no-fio", "--json", json])
+        .args(["--against", "tensorizer", "--python", python])
+        .env("PYTHONPATH", loaders.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let failures = &read_json(Path::new(json))["cells"][0]["failures"];
+    let reason = "RuntimeError: model.tensorizer of model.safetensors, True";
+    assert_eq!(failures[0]["reason"], reason);
+    assert_eq!(fs::read_dir(model).unwrap().count(), before);
 }
 
 /// Starts a benchmark, and sends it a signal while a loader runs, whose number is returned too.
