@@ -181,3 +181,22 @@ def test_signal_ends_command_without_leftovers(number: signal.Signals, tmp_path:
     assert child.returncode == 128 + number, stderr
     assert "Traceback" not in stderr
     assert not folder.exists() or not any(folder.rglob("*.safetensors"))
+
+
+def test_bench_compares_with_loaders_of_the_same_python(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    bench = ["bench", "--preset", "tiny", "--size", "1MiB", "--rounds", "1", "--no-fio", "--cache-state", "warm"]
+    against = "safetensors,tload-python,tensorizer"
+    # No Python is on PATH.
+    done = run(MODULE, *bench, "--against", against, "--dir", str(tmp_path), "--json", str(file), PATH="")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(file.read_text())
+    assert results["against"]["program"] == sys.executable
+    [cell] = results["cells"]
+    assert cell["failures"] == []
+    contenders = {summary["contender"]: summary for summary in cell["summaries"]}
+    assert set(contenders) == {"tload", "ceiling", "safetensors", "tload-python"}
+    for name in ("safetensors", "tload-python"):
+        assert contenders[name]["tload_ratio"]["median"] > 0
+        assert f"times as fast as {name}" in done.stdout
+    assert f"tensorizer is not installed: {sys.executable} -m pip install tensorizer" in done.stderr

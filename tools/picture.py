@@ -334,7 +334,8 @@ Three things to know before you believe a number:
   loader that reaches it leaves nothing to gain.
 * **Storage that is the bottleneck makes all loaders equally fast.** Then compare the CPU time.
 
-Measure your own machine with `tload bench LOCATION`, and with `--sweep` against fixed settings.
+Measure your own machine with `tload bench LOCATION`: with `--against safetensors,runai` beside
+other loaders, and with `--sweep` beside fixed settings.
 [How the measurements are made]({blob}/benches/README.md) says more.
 
 {sections}

@@ -100,15 +100,20 @@ fn bench(text: &str, cells: u64, rounds: u64) -> Bench {
         },
         unreached_extent: None,
         reads: text.to_owned(),
-        summaries: [(Contender::Tload, 1e9), (Contender::Ceiling, 2e9)]
-            .map(|(contender, rate)| Summary {
-                contender,
-                name: text.to_owned(),
-                samples: rounds,
-                bytes_per_second: spread(rate + quantity::float(index)),
-                tload_ratio: Some(0.5),
-            })
-            .into(),
+        summaries: [
+            (Contender::Tload, 1e9),
+            (Contender::Ceiling, 2e9),
+            (Contender::Peer, 5e8),
+        ]
+        .map(|(contender, rate)| Summary {
+            contender,
+            name: text.to_owned(),
+            samples: rounds,
+            bytes_per_second: spread(rate + quantity::float(index)),
+            tload_ratio: Some(0.5),
+        })
+        .into(),
+        failures: vec![("tensorizer".to_owned(), text.to_owned())],
         samples: (1..=rounds)
             .map(|round| Sample {
                 round,
@@ -378,6 +383,7 @@ fn sweep_has_a_heat_map_with_its_best_cell() {
     );
     let alone = bench_page(&bench("stream", 1, 2));
     assert!(!alone.contains("Sweep") && alone.contains("Comparison"));
+    assert!(alone.contains("tensorizer: stream"), "{alone}");
 }
 
 /// Returns the relative luminance of a colour, as in WCAG 2.2.

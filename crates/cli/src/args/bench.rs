@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use tload_against::{PEERS, Peer};
 
 use super::device::DeviceArg;
 use super::export::ExportArgs;
@@ -17,10 +19,10 @@ use super::tuning::{SWEEP_HEADING, SweepArgs};
 ///
 /// Without LOCATION, writes a synthetic checkpoint to a temporary directory and removes it at the
 /// end. Each round runs, one after another and in rotating order: the load; the ceiling, which
-/// reads the same bytes with the same engine but builds no tensors; and fio, if it is installed.
-/// Ratios are computed within a round. Before a cold run, the pages of the files are dropped from
-/// the page cache, and the kernel is asked whether they are gone: a run that is not cold is never
-/// labelled cold.
+/// reads the same bytes with the same engine but builds no tensors; fio, if it is installed; and
+/// the loaders of --against. Ratios are computed within a round. Before a cold run, the pages of
+/// the files are dropped from the page cache, and the kernel is asked whether they are gone: a run
+/// that is not cold is never labelled cold.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 GB/s are 10^9 bytes of tensors per second, from the start of the stream (after the headers have been
@@ -38,12 +40,24 @@ without staging memory, like the first load of a process; reload reuses the stag
 previous load. The ceiling still reads into CPU memory and does not cross the bus. The time spent in
 copies (waits for the copy engine included) and the pinned staging memory are shown with the reads.
 
+With --against, each run of another loader is a new process of --python, with the loader's defaults
+and the caller's environment. It takes part in every round, with the page cache prepared as for the
+load. Its time is from its call, after all imports, to its last tensor, and the load's opening
+counts too in the ratio to it. Tensors are in memory of their own: views of mapped files are copied.
+stream drops each, keep holds all, reload measures the second load of a process. tensorizer reads
+a copy in its own format, which is written beside the files before and removed at the end. A loader
+that is not installed is a warning. One that fails, returns fewer bytes, or takes longer than ten
+minutes and a second for each 10 MB is a row with the reason, and runs no more in its cell.
+tload-python is tload's own package in that Python.
+
 JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, rounds, complete,
+  against: {program, version, loaders: [{name, package, version}]},
   warnings, cells: [{mode, cache_state, configuration, cache_state_verified,
     summaries: [{contender, samples, left_out, bytes_per_second: {median, min, max, mad},
-      tload_ratio, cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds}],
+      tload_ratio, ceiling_ratio, cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds}],
     samples: [{round, position, contender, residency, bytes, seconds, bytes_per_second, cpu_seconds,
-      cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, engine, report}]}]}.
+      cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, opening_seconds, engine, report}],
+    failures: [{round, contender, reason}]}]}.
 `schema` increases when a key changes its meaning; null marks an unavailable value.
 
 With --startup, phases overlap: connections are made while headers are read. A phase that occurs
@@ -109,6 +123,19 @@ pub(crate) struct BenchArgs {
     pub(crate) startup_began: Option<u64>,
     #[command(flatten)]
     pub(crate) device: DeviceArg,
+    /// Other loaders to run beside the load, into CPU memory: those that are installed in --python
+    #[arg(
+        long,
+        value_name = "LOADER,…",
+        value_delimiter = ',',
+        value_parser = peers(),
+        conflicts_with_all = ["startup", "ranks"]
+    )]
+    pub(crate) against: Vec<&'static Peer>,
+    /// Python that has the other loaders [default: the one that tload is installed in, else
+    /// python3]
+    #[arg(long, value_name = "PROGRAM", requires = "against")]
+    pub(crate) python: Option<OsString>,
     /// Do not run fio, even if it is installed
     #[arg(long)]
     pub(crate) no_fio: bool,
@@ -131,6 +158,20 @@ pub(crate) struct BenchArgs {
     pub(crate) dir: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Exports")]
     pub(crate) exports: ExportArgs,
+}
+
+/// Returns the parser of a loader's name, or that of its package.
+fn peers() -> impl TypedValueParser<Value = &'static Peer> {
+    let names = PEERS.each_ref().map(|peer| match peer.name {
+        "tload-python" => PossibleValue::new(peer.name),
+        name if name == peer.package => PossibleValue::new(name),
+        name => PossibleValue::new(name).alias(peer.package),
+    });
+    PossibleValuesParser::new(names).map(|name| {
+        let mut peers = PEERS.iter();
+        let found = peers.find(|peer| [peer.name, peer.package].contains(&&*name));
+        found.expect("the parser takes no other name")
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

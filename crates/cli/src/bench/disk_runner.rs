@@ -9,10 +9,12 @@ use std::time::Instant;
 use tload::internal::probe::prefault;
 use tload::internal::{Ceiling, format_bytes};
 use tload::{Checkpoint, Device, Loader, OpenOptions, Report, Result, release_staging};
+use tload_against::Peer;
 use tload_trace::Recorder;
 
 use super::fio::{Fio, Job};
 use super::page_cache::{PageCache, Residency};
+use super::peers::Peers;
 use super::usage::{Meter, Usage};
 use super::warnings::Warning;
 use super::{Cell, Configuration, Contender, Measurement, Mode, Runner};
@@ -41,6 +43,7 @@ pub(crate) struct DiskRunner<'a> {
     files: Vec<PathBuf>,
     page_cache: PageCache,
     fio: Option<Fio>,
+    peers: Option<Peers<'a>>,
     interrupt: &'a Interrupt,
     /// Cell, extent and depth of the last load of each cell; fio uses the same.
     reads: Vec<(Cell, u64, usize)>,
@@ -66,11 +69,18 @@ impl<'a> DiskRunner<'a> {
             page_cache: PageCache::new(files.clone()),
             files,
             fio,
+            peers: None,
             interrupt,
             reads: Vec::new(),
             warnings: Vec::new(),
             recorder: None,
         }
+    }
+
+    /// Runs other loaders too, if there are any.
+    pub(crate) fn against(mut self, peers: Option<Peers<'a>>) -> Self {
+        self.peers = peers;
+        self
     }
 
     /// Records the loads, if there is a recorder.
@@ -98,7 +108,12 @@ impl<'a> DiskRunner<'a> {
 
     /// Prepares memory and the page cache. The cache is prepared again at the end, because faulting
     /// in memory may evict files from it.
-    fn prepare(&self, cell: &Cell) -> Result<Residency> {
+    fn prepare(
+        &self,
+        cell: &Cell,
+        contender: Contender,
+        page_cache: &PageCache,
+    ) -> Result<Residency> {
         let total = self.checkpoint.total_bytes();
         let budget = cell
             .configuration
@@ -106,21 +121,22 @@ impl<'a> DiskRunner<'a> {
             .memory_limit
             .unwrap_or(STREAM_BYTES)
             .min(total);
-        self.page_cache.prepare(cell.cache_state, self.interrupt)?;
+        page_cache.prepare(cell.cache_state, self.interrupt)?;
         // A virtual machine returns freed memory to its host; faulting it in again costs more than
         // any disk and has nothing to do with loading. Therefore the memory that a run may use is
         // faulted in and freed before every contender.
-        let touched = match cell.mode {
-            Mode::Keep if keeps_in_host_memory(cell) => total + budget,
-            Mode::Stream | Mode::Reload | Mode::Keep => budget,
+        let touched = if keeps_in_host_memory(cell) || contender.is_peer() {
+            total + budget
+        } else {
+            budget
         };
         // In a small control group, the OOM killer would end the process.
         let room = memory::available(&System::real());
         let touched = touched.min(room.map_or(touched, |room| room.saturating_sub(SPARE_BYTES)));
         prefault(usize::try_from(touched).unwrap_or(usize::MAX));
-        self.page_cache.prepare(cell.cache_state, self.interrupt)?;
+        page_cache.prepare(cell.cache_state, self.interrupt)?;
         self.interrupt.check()?;
-        Ok(self.page_cache.residency())
+        Ok(page_cache.residency())
     }
 
     fn load(
@@ -149,6 +165,7 @@ impl<'a> DiskRunner<'a> {
                 kept.push(tensor);
             }
         }
+        let whole = opened.elapsed().as_secs_f64();
         let usage = meter.stop();
         let report = stream.report();
         drop(kept);
@@ -156,6 +173,7 @@ impl<'a> DiskRunner<'a> {
         self.remember(cell, &report);
         Ok(Measurement {
             first_tensor_seconds,
+            opening_seconds: Some((whole - report.seconds).max(0.0)),
             ..measurement(report, residency, usage)
         })
     }
@@ -207,6 +225,7 @@ impl<'a> DiskRunner<'a> {
                 cpu_seconds_per_gib: Some(outcome.cpu_seconds / gibibytes(outcome.bytes)),
                 peak_rss_bytes: None,
                 first_tensor_seconds: None,
+                opening_seconds: None,
                 engine: job.command(),
                 report: None,
             })),
@@ -219,6 +238,18 @@ impl<'a> DiskRunner<'a> {
                 Ok(None)
             }
         }
+    }
+
+    fn peer(&mut self, cell: &Cell, peer: &'static Peer) -> Result<Option<Measurement>> {
+        let Some(peers) = &mut self.peers else {
+            return Ok(None);
+        };
+        let files = peers.files(peer)?;
+        let prepare =
+            |page_cache: &PageCache| self.prepare(cell, Contender::Peer(peer), page_cache);
+        let peers = self.peers.as_ref();
+        let ran = peers.map(|peers| peers.run(peer, cell, &files, prepare));
+        ran.transpose()
     }
 
     fn remember(&mut self, cell: &Cell, report: &Report) {
@@ -240,11 +271,18 @@ impl Runner for DiskRunner<'_> {
             (Contender::Tload, Mode::Reload) => Some(self.load_before(cell)?),
             _ => None,
         };
-        let residency = self.prepare(cell)?;
+        let prepare = || self.prepare(cell, contender, &self.page_cache);
         match contender {
-            Contender::Tload => self.load(cell, before, residency).map(Some),
-            Contender::Ceiling => self.ceiling(cell, residency).map(Some),
-            Contender::Fio => self.fio(cell, residency),
+            Contender::Tload => {
+                let residency = prepare()?;
+                self.load(cell, before, residency).map(Some)
+            }
+            Contender::Ceiling => self.ceiling(cell, prepare()?).map(Some),
+            Contender::Fio => {
+                let residency = prepare()?;
+                self.fio(cell, residency)
+            }
+            Contender::Peer(peer) => self.peer(cell, peer),
         }
     }
 }
@@ -287,6 +325,7 @@ fn measurement(report: Report, residency: Residency, usage: Usage) -> Measuremen
         cpu_seconds_per_gib: (bytes > 0).then(|| usage.cpu_seconds / gibibytes(bytes)),
         peak_rss_bytes: usage.peak_rss_bytes,
         first_tensor_seconds: None,
+        opening_seconds: None,
         engine: report.engine.name.clone(),
         report: Some(report),
     }

@@ -4,13 +4,15 @@
 //! round, `schedule` lets a [`Runner`] run the [`Contender`]s of each cell. The samples go into
 //! `results`, which summarises them. `disk_runner` is the runner for real measurements and uses
 //! `page_cache`, `usage` and `fio`; tests use a mock. `place` and `target` open or create the
-//! checkpoint, `gpu` holds the GPU that tensors go to, `warnings` lists caveats for the reader,
-//! `sweep` compares the defaults with the best, and `verdict` closes with sentences.
+//! checkpoint, `peers` runs other loaders, `gpu` holds the GPU that tensors go to, `warnings` lists
+//! caveats for the reader, `sweep` compares the defaults with the best, and `verdict` closes with
+//! sentences.
 
 pub(crate) mod disk_runner;
 mod fio;
 mod gpu;
 pub(crate) mod page_cache;
+pub(crate) mod peers;
 mod place;
 pub(crate) mod results;
 pub(crate) mod schedule;
@@ -26,6 +28,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 use tload::{Checkpoint, Device, LoadOptions, Loader, Report, Result};
+use tload_against::Peer;
 
 pub(crate) use fio::Fio;
 pub(crate) use gpu::Gpu;
@@ -100,6 +103,15 @@ pub(crate) enum Contender {
     Ceiling,
     /// `fio` on the same files, with reads of the same size and number.
     Fio,
+    /// Another loader, in a process of its own.
+    #[serde(untagged)]
+    Peer(&'static Peer),
+}
+
+impl Contender {
+    pub(crate) fn is_peer(self) -> bool {
+        matches!(self, Self::Peer(_))
+    }
 }
 
 /// All runs of a benchmark.
@@ -118,6 +130,7 @@ impl Plan {
         cache_states: &[CacheState],
         rounds: u32,
         fio: Option<&Fio>,
+        peers: impl Iterator<Item = &'static Peer>,
     ) -> Self {
         let mut cells = Vec::new();
         for &mode in modes {
@@ -134,6 +147,7 @@ impl Plan {
         }
         let mut contenders = vec![Contender::Tload, Contender::Ceiling];
         contenders.extend(fio.map(|_| Contender::Fio));
+        contenders.extend(peers.map(Contender::Peer));
         Self {
             cells,
             contenders,
@@ -166,7 +180,9 @@ pub(crate) struct Measurement {
     pub(crate) peak_rss_bytes: Option<u64>,
     /// Time from before the checkpoint was opened.
     pub(crate) first_tensor_seconds: Option<f64>,
-    /// The engine actually used.
+    /// Time from before the checkpoint was opened until `seconds` began, for a load.
+    pub(crate) opening_seconds: Option<f64>,
+    /// The engine actually used; name and version of another loader.
     pub(crate) engine: String,
     /// Report of the core, for a load and its ceiling.
     pub(crate) report: Option<Report>,

@@ -4,10 +4,12 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use tload_against::{PEERS, Python};
 
 use super::Spread;
 use super::{Cell, Contender, Measurement, Plan};
 use crate::host::record::HostRecord;
+use crate::output::quantity::rate;
 
 /// Schema of the JSON export. Increases when a key changes its meaning.
 const SCHEMA: u32 = 1;
@@ -18,6 +20,8 @@ pub(crate) struct Results {
     #[serde(flatten)]
     pub(crate) run: RunRecord,
     pub(crate) fio: Option<String>,
+    /// Other loaders that users asked for.
+    pub(crate) against: Option<Python>,
     pub(crate) host: HostRecord,
     pub(crate) checkpoint: CheckpointRecord,
     pub(crate) rounds: u32,
@@ -68,6 +72,16 @@ pub(crate) struct CellResults {
     pub(crate) cache_state_verified: bool,
     pub(crate) summaries: Vec<Summary>,
     pub(crate) samples: Vec<Sample>,
+    pub(crate) failures: Vec<Failure>,
+}
+
+/// Failure of another loader, which does not run again in its cell.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Failure {
+    /// Number of the round, from 1.
+    pub(crate) round: u32,
+    pub(crate) contender: Contender,
+    pub(crate) reason: String,
 }
 
 /// One run.
@@ -92,6 +106,8 @@ pub(crate) struct Summary {
     pub(crate) bytes_per_second: Spread,
     /// Speed of the load divided by this contender's, within each round.
     pub(crate) tload_ratio: Option<Spread>,
+    /// This contender's speed divided by that of the ceiling, within each round.
+    pub(crate) ceiling_ratio: Option<Spread>,
     pub(crate) cpu_seconds_per_gib: Option<Spread>,
     pub(crate) peak_rss_bytes: Option<u64>,
     pub(crate) first_tensor_seconds: Option<Spread>,
@@ -126,11 +142,13 @@ impl Results {
             cache_state_verified: true,
             summaries: Vec::new(),
             samples: Vec::new(),
+            failures: Vec::new(),
         });
         Self {
             schema: SCHEMA,
             run,
             fio,
+            against: None,
             host,
             checkpoint,
             rounds: plan.rounds,
@@ -141,14 +159,23 @@ impl Results {
     }
 
     /// Adds a sample of the cell with this index.
+    #[cfg(test)]
     pub(crate) fn add(&mut self, cell: usize, sample: Sample) {
-        let cell = &mut self.cells[cell];
-        cell.samples.push(sample);
-        cell.sum_up();
+        self.cells[cell].extend(Some(sample));
     }
 }
 
 impl CellResults {
+    /// Adds a sample, if there is one.
+    pub(crate) fn extend(&mut self, sample: Option<Sample>) {
+        self.samples.extend(sample);
+        self.sum_up();
+    }
+
+    pub(crate) fn has_failed(&self, contender: Contender) -> bool {
+        self.failures.iter().any(|it| it.contender == contender)
+    }
+
     /// Returns the summary of `contender`, once it has a sample.
     #[cfg(test)]
     pub(crate) fn summary(&self, contender: Contender) -> Option<&Summary> {
@@ -170,6 +197,7 @@ impl CellResults {
         let contenders = [Contender::Tload, Contender::Ceiling, Contender::Fio];
         self.summaries = contenders
             .into_iter()
+            .chain(PEERS.iter().map(Contender::Peer))
             .filter_map(|it| self.summarise(it))
             .collect();
     }
@@ -198,7 +226,8 @@ impl CellResults {
             samples,
             left_out: self.samples(contender).count() - samples,
             bytes_per_second: spread(|it| Some(it.bytes_per_second))?,
-            tload_ratio: self.ratio(contender),
+            tload_ratio: self.ratio(Contender::Tload, contender),
+            ceiling_ratio: self.ratio(contender, Contender::Ceiling),
             cpu_seconds_per_gib: spread(|it| it.cpu_seconds_per_gib),
             peak_rss_bytes: self
                 .counting(contender)
@@ -208,21 +237,20 @@ impl CellResults {
         })
     }
 
-    /// Returns the ratios to `contender` within rounds, so that a disk that is slower for a minute
-    /// is slower for both.
-    fn ratio(&self, contender: Contender) -> Option<Spread> {
-        if contender == Contender::Tload {
+    /// Returns the ratios of the speeds of two contenders within rounds, so that a disk that is
+    /// slower for a minute is slower for both.
+    fn ratio(&self, of: Contender, to: Contender) -> Option<Spread> {
+        if of == to {
             return None;
         }
-        let rate = |contender, round| {
-            self.counting(contender)
-                .find(|sample| sample.round == round)
-                .map(|sample| sample.measurement.bytes_per_second)
-        };
-        let rounds = self.counting(contender).map(|sample| sample.round);
-        Spread::new(rounds.filter_map(|round| {
-            let (ours, other) = (rate(Contender::Tload, round)?, rate(contender, round)?);
-            (other > 0.0).then_some(ours / other)
+        let rounds = self.counting(of);
+        Spread::new(rounds.filter_map(|ours| {
+            let theirs = self.counting(to).find(|it| it.round == ours.round)?;
+            let (ours, theirs) = (&ours.measurement, &theirs.measurement);
+            // Another loader opens the files within its time.
+            let opening = ours.opening_seconds.filter(|_| to.is_peer()).unwrap_or(0.0);
+            let speed = rate(ours.bytes, ours.seconds + opening);
+            (theirs.bytes_per_second > 0.0).then_some(speed / theirs.bytes_per_second)
         }))
     }
 }
@@ -248,6 +276,27 @@ mod tests {
             .unwrap();
         assert!((ratio.min - 0.9).abs() < 1e-9 && (ratio.max - 0.9).abs() < 1e-9);
         assert!(results.cells[0].summary(Contender::Fio).is_none());
+    }
+
+    #[test]
+    fn ratio_to_another_loader_counts_the_opening() {
+        let peer = Contender::Peer(&PEERS[0]);
+        let mut results = results(&plan(1, 1));
+        let mut ours = sample(1, Contender::Tload, 1e9);
+        ours.measurement.opening_seconds = Some(ours.measurement.seconds);
+        for sample in [
+            ours,
+            sample(1, Contender::Ceiling, 2e9),
+            sample(1, peer, 1e9),
+        ] {
+            results.add(0, sample);
+        }
+        let cell = &results.cells[0];
+        let ratio = |contender| cell.summary(contender).unwrap().tload_ratio.unwrap().median;
+        assert!((ratio(Contender::Ceiling) - 0.5).abs() < 1e-9);
+        assert!((ratio(peer) - 0.5).abs() < 1e-9);
+        let share = cell.summary(peer).unwrap().ceiling_ratio.unwrap().median;
+        assert!((share - 0.5).abs() < 1e-9);
     }
 
     #[test]

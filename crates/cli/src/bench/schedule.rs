@@ -1,13 +1,15 @@
 //! Order of the runs: rounds over all cells with their contenders, rotated so that none is always
 //! first.
 
-use tload::Result;
+use tload::{ErrorKind, Result};
 
-use super::results::{Results, Sample};
+use super::results::{Failure, Results, Sample};
 use super::{Contender, Plan, Runner};
 
 /// Runs the whole plan. Calls `after_each` with the results before the first run and after each
 /// run.
+///
+/// Another loader that fails does not run again in the same cell.
 ///
 /// In the first round, the load of a cell runs first, because fio takes the size of its reads from
 /// it.
@@ -20,14 +22,27 @@ pub(crate) fn run(
     after_each(results)?;
     for round in 0..plan.rounds {
         for (position, (cell, contender)) in order(plan, round).into_iter().enumerate() {
-            if let Some(measurement) = runner.run(&plan.cells[cell], contender)? {
-                let sample = Sample {
-                    round: round + 1,
+            let round = round + 1;
+            let ran = if results.cells[cell].has_failed(contender) {
+                Ok(None)
+            } else {
+                runner.run(&plan.cells[cell], contender)
+            };
+            match ran {
+                Err(error) if contender.is_peer() && error.kind() != ErrorKind::Cancelled => {
+                    let reason = error.to_string();
+                    results.cells[cell].failures.push(Failure {
+                        round,
+                        contender,
+                        reason,
+                    });
+                }
+                ran => results.cells[cell].extend(ran?.map(|measurement| Sample {
+                    round,
                     position,
                     contender,
                     measurement,
-                };
-                results.add(cell, sample);
+                })),
             }
             after_each(results)?;
         }
@@ -50,8 +65,12 @@ fn order(plan: &Plan, round: u32) -> Vec<(usize, Contender)> {
 
 #[cfg(test)]
 mod tests {
+    use tload::Error;
+    use tload_against::PEERS;
+
     use super::*;
     use crate::bench::testing::{MockRunner, plan, results};
+    use crate::bench::{Cell, Measurement};
 
     #[test]
     fn contenders_and_cells_take_turns_at_being_first() {
@@ -80,6 +99,50 @@ mod tests {
             ]
         );
         assert_eq!(order(&plan, 2)[0], (0, Fio));
+    }
+
+    /// Fails in the second round.
+    struct Failing {
+        runs: u32,
+        kind: ErrorKind,
+    }
+
+    impl Runner for Failing {
+        fn run(&mut self, cell: &Cell, contender: Contender) -> Result<Option<Measurement>> {
+            self.runs += 1;
+            if contender.is_peer() && self.runs > 2 {
+                return Err(Error::new(self.kind, "no GPU"));
+            }
+            MockRunner::default().run(cell, contender)
+        }
+    }
+
+    #[test]
+    fn failed_loader_keeps_its_samples_and_does_not_run_again() {
+        let peer = Contender::Peer(&PEERS[0]);
+        let mut plan = plan(1, 4);
+        plan.contenders = vec![Contender::Tload, peer];
+        let mut measured = results(&plan);
+        let kind = ErrorKind::Unsupported;
+        let mut runner = Failing { runs: 0, kind };
+        run(&plan, &mut runner, &mut measured, |_| Ok(())).unwrap();
+        let cell = &measured.cells[0];
+        assert_eq!((cell.samples(peer).count(), runner.runs), (1, 6));
+        let [failure] = &cell.failures[..] else {
+            panic!("{:?}", cell.failures);
+        };
+        assert_eq!((failure.round, &*failure.reason), (2, "no GPU"));
+        assert!(measured.complete);
+
+        // A signal ends the benchmark.
+        let kind = ErrorKind::Cancelled;
+        let error = run(
+            &plan,
+            &mut Failing { runs: 0, kind },
+            &mut results(&plan),
+            |_| Ok(()),
+        );
+        assert_eq!(error.unwrap_err().kind(), kind);
     }
 
     #[test]

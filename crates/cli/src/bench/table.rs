@@ -25,8 +25,8 @@ pub(crate) const HEADER: [(&str, Align); 11] = [
     ("first tensor", Align::Right),
 ];
 
-/// Returns one row per cell and contender. Only the first row of a cell has the columns that its
-/// rows share.
+/// Returns one row per cell and contender, and one per failure, which ends with its reason. Only
+/// the first row of a cell has the columns that its rows share.
 pub(crate) fn rows(results: &Results) -> Vec<Vec<String>> {
     results.cells.iter().flat_map(cell_rows).collect()
 }
@@ -39,6 +39,12 @@ fn cell_rows(cell: &CellResults) -> Vec<Vec<String>> {
         row.extend(summary_row(cell, summary));
         rows.push(row);
         shared = vec![String::new(); shared.len()];
+    }
+    for failure in &cell.failures {
+        let mut row = shared.clone();
+        row.push(contender(cell, failure.contender).to_owned());
+        row.push(format!("failed: {}", failure.reason));
+        rows.push(row);
     }
     rows
 }
@@ -184,6 +190,7 @@ pub(crate) fn contender(cell: &CellResults, contender: Contender) -> &'static st
         }
         Contender::Ceiling => "ceiling: raw reads",
         Contender::Fio => "fio",
+        Contender::Peer(peer) => peer.name,
     }
 }
 

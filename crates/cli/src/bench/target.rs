@@ -113,14 +113,14 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Returns an error if mode keep needs more memory than is available: the OOM killer would end
-    /// some process, perhaps another one.
+    /// Returns an error if mode keep, or another loader, needs more memory than is available: the
+    /// OOM killer would end some process, perhaps another one.
     pub(crate) fn fits(&self, plan: &Plan, gpu: Option<&Gpu>, system: &System) -> Result<()> {
         let keeps = plan.cells.iter().any(|cell| cell.mode == Mode::Keep);
         if let (Some(gpu), true) = (gpu, keeps) {
             return gpu.has_room_for(self.checkpoint.total_bytes());
         }
-        if keeps {
+        if keeps || plan.contenders.iter().any(|it| it.is_peer()) {
             self.fits_in_memory(1, system)?;
         }
         Ok(())
@@ -133,12 +133,12 @@ impl<'a> Target<'a> {
             Some(available) if available < wanted => Err(Error::new(
                 ErrorKind::OutOfMemory,
                 format!(
-                    "mode keep needs {} of memory, {} are available",
+                    "holding all tensors needs {} of memory, {} are available",
                     format_bytes(wanted),
                     format_bytes(available)
                 ),
             )
-            .with_hint("use --mode stream, or a smaller checkpoint (--size)")),
+            .with_hint("use --mode stream without --against, or a smaller checkpoint (--size)")),
             _ => Ok(()),
         }
     }

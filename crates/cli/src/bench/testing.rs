@@ -90,6 +90,7 @@ fn measurement(bytes_per_second: f64) -> Measurement {
         cpu_seconds_per_gib: Some(0.005),
         peak_rss_bytes: Some(100 << 20),
         first_tensor_seconds: Some(0.012),
+        opening_seconds: None,
         engine: "uring".to_owned(),
         report: None,
     }
@@ -109,6 +110,7 @@ impl Runner for MockRunner {
             Contender::Tload => 1.9,
             Contender::Ceiling => 2.0,
             Contender::Fio => 1.8,
+            Contender::Peer(_) => 1.0,
         };
         Ok(Some(measurement(
             gigabytes * 1e9 + f64::from(self.runs) * 1e6,

@@ -14,9 +14,39 @@ pub(crate) fn sentences(results: &Results) -> Vec<String> {
     let has_ratio = summaries.any(|summary| summary.tload_ratio.is_some());
     let mut sentences: Vec<_> = has_ratio.then(|| RATIO.to_owned()).into_iter().collect();
     let cells = results.cells.iter().filter(|cell| sweep::is_default(cell));
-    sentences.extend(cells.filter_map(reached));
+    sentences.extend(cells.clone().filter_map(reached));
+    sentences.extend(cells.flat_map(compared));
     sentences.extend(sweep::verdicts(results).iter().map(ToString::to_string));
     sentences
+}
+
+/// Compares the load with other loaders, and these with the ceiling.
+fn compared(cell: &CellResults) -> impl Iterator<Item = String> {
+    let peers = cell.summaries.iter().filter(|it| it.contender.is_peer());
+    peers.filter_map(|it| {
+        let (mode, name) = (table::mode(cell), table::contender(cell, it.contender));
+        let faster = it.tload_ratio?.median;
+        let share = it.ceiling_ratio.map(|ratio| {
+            let storage = storage(cell);
+            format!(
+                ", which loads at {:.2} of what {storage} can do",
+                ratio.median
+            )
+        });
+        let share = share.filter(|_| cell.cache_state_verified);
+        Some(format!(
+            "{mode}: tload is {faster:.2} times as fast as {name}{}",
+            share.unwrap_or_default()
+        ))
+    })
+}
+
+fn storage(cell: &CellResults) -> &'static str {
+    match cell.cell.cache_state {
+        CacheState::Cold => "this disk",
+        CacheState::Warm => "the page cache",
+        CacheState::Remote => "this store",
+    }
 }
 
 /// Compares the load with the ceiling. A load far above it was not measured well, which is a
@@ -25,11 +55,7 @@ fn reached(cell: &CellResults) -> Option<String> {
     let mut summaries = cell.summaries.iter();
     let ceiling = summaries.find(|it| it.contender == Contender::Ceiling)?;
     let ratio = ceiling.tload_ratio?.median;
-    let storage = match cell.cell.cache_state {
-        CacheState::Cold => "this disk",
-        CacheState::Warm => "the page cache",
-        CacheState::Remote => "this store",
-    };
+    let storage = storage(cell);
     let mode = table::mode(cell);
     (ratio <= ABOVE_CEILING && cell.cache_state_verified)
         .then(|| format!("{mode}: tload reads at {ratio:.2} of what {storage} can do"))
@@ -59,6 +85,23 @@ mod tests {
             results.add(0, sample);
         }
         sentences(&results)
+    }
+
+    #[test]
+    fn other_loaders_are_compared_with_the_load_and_the_ceiling() {
+        let peer = Contender::Peer(&tload_against::PEERS[0]);
+        let mut plan = plan(1, 1);
+        plan.cells[0].configuration.options.depth = None;
+        plan.cells[0].configuration.options.extent_bytes = None;
+        let mut results = results(&plan);
+        for (contender, speed) in [(Contender::Tload, 1.8e9), (peer, 1e9)] {
+            results.add(0, sample(1, contender, speed));
+        }
+        let sentence = "stream: tload is 1.80 times as fast as safetensors";
+        assert_eq!(sentences(&results), [RATIO, sentence]);
+        results.add(0, sample(1, Contender::Ceiling, 2e9));
+        let sentence = sentence.to_owned() + ", which loads at 0.50 of what this disk can do";
+        assert_eq!(sentences(&results)[2], sentence);
     }
 
     #[test]

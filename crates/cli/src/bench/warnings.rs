@@ -39,6 +39,12 @@ pub(crate) enum Warning {
     FioFailed {
         reason: String,
     },
+    PeerMissing {
+        name: &'static str,
+        /// Program and package to install it with.
+        python: String,
+        package: &'static str,
+    },
     WrongCacheState {
         wanted: CacheState,
         resident_bytes: u64,
@@ -102,6 +108,9 @@ impl fmt::Display for Warning {
                 "fio is not installed, so there is no independent ceiling: apt-get install fio",
             ),
             Self::FioFailed { reason } => write!(f, "{reason}. The benchmark continued without it"),
+            Self::PeerMissing { name, python, package } => {
+                write!(f, "{name} is not installed: {python} -m pip install {package}")
+            }
             Self::WrongCacheState { wanted, resident_bytes, total_bytes, all } => {
                 wrong_cache_state(f, *wanted, *resident_bytes, *total_bytes, *all)
             }
@@ -189,6 +198,7 @@ fn who(contender: Contender) -> &'static str {
         Contender::Tload => "tload",
         Contender::Ceiling => "the ceiling",
         Contender::Fio => "fio",
+        Contender::Peer(peer) => peer.name,
     }
 }
 

@@ -13,6 +13,7 @@ use super::ranks::RankLoads;
 use super::startup::{self, Starts};
 use crate::args::BenchArgs;
 use crate::bench::disk_runner::DiskRunner;
+use crate::bench::peers::{self, Peers};
 use crate::bench::results::{Results, RunRecord};
 use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
@@ -117,24 +118,31 @@ fn bench(
     results: &mut Option<Results>,
 ) -> Result<()> {
     let opening = opening(args)?;
+    // Before a checkpoint is written.
+    let python = peers::find(args, interrupt)?;
     let device = options::device(&args.device)?;
     let gpu = Gpu::open(device)?;
     let target = target(args, &opening, interrupt)?;
     // fio reads files only.
     let wants_fio = !args.no_fio && target.remote().is_none();
     let fio = if wants_fio { Fio::find() } else { None };
+    let peers = python.map(|python| Peers::new(python, &target, interrupt));
+    let peers = peers.transpose()?;
+    let installed = peers.iter().flat_map(|it| it.python.installed());
     let plan = Plan::new(
         &options::configurations(args, device)?,
         &options::modes(args),
         &cache_states(args, &target),
         args.rounds,
         fio.as_ref(),
+        installed,
     );
     let system = System::real();
     target.fits(&plan, gpu.as_ref(), &system)?;
 
     let mut known = machine_warnings(wants_fio && fio.is_none());
     known.extend(target.warnings.clone());
+    known.extend(peers.iter().flat_map(Peers::warnings));
     let host = HostRecord::collect(
         &system,
         target.path(),
@@ -149,12 +157,17 @@ fn bench(
         &plan,
     ));
     let rounds = format_count(plan.rounds.into(), "round");
-    let rounds = format!("{rounds}, contenders in rotating order");
+    let mut rounds = format!("{rounds}, contenders in rotating order");
+    if let Some(peers) = &peers {
+        rounds += &format!("\nagainst {}", peers.python);
+        results.against = Some(peers.python.clone());
+    }
     harness::write_head(out, &results.checkpoint, &results.host, &rounds)
         .map_err(standard_output)?;
     let recorder = args.exports.trace.as_ref().map(|_| Recorder::start());
-    let mut runner =
-        DiskRunner::new(&target.checkpoint, &opening, fio, interrupt).recorded_by(recorder.clone());
+    let mut runner = DiskRunner::new(&target.checkpoint, &opening, fio, interrupt)
+        .recorded_by(recorder.clone())
+        .against(peers);
     let measured = measure(&plan, &mut runner, results, &known, exports);
     // Also if a run failed: the trace may show why.
     let traced = (args.exports.trace.as_ref().zip(recorder.as_ref()))

@@ -26,7 +26,15 @@ pub(super) fn plain(results: &Results) -> Bench {
         cells: results.cells.iter().map(cell).collect(),
         starts: Vec::new(),
         head: table::HEADER.iter().map(title).collect(),
-        rows: table::rows(results),
+        // The bars have the reasons of failures.
+        rows: (table::rows(results).into_iter())
+            .map(|mut row| {
+                if row.len() < table::HEADER.len() {
+                    row.splice(row.len() - 1.., ["failed".to_owned()]);
+                }
+                row
+            })
+            .collect(),
         run: Run {
             options: shared_options(results),
             ..run(&results.run, Some(&results.host))
@@ -85,6 +93,14 @@ fn cell(cell: &CellResults) -> Cell {
         unreached_extent: table::unreached_extent(cell).map(|(_, used)| used),
         reads: table::reads(cell),
         summaries: cell.summaries.iter().map(|it| summary(cell, it)).collect(),
+        failures: (cell.failures.iter())
+            .map(|it| {
+                (
+                    table::contender(cell, it.contender).to_owned(),
+                    it.reason.clone(),
+                )
+            })
+            .collect(),
         samples: cell.samples.iter().map(|it| sample(cell, it)).collect(),
     }
 }
@@ -95,6 +111,7 @@ fn summary(cell: &CellResults, summary: &results::Summary) -> Summary {
             Contender::Tload => tload_html::Contender::Tload,
             Contender::Ceiling => tload_html::Contender::Ceiling,
             Contender::Fio => tload_html::Contender::Fio,
+            Contender::Peer(_) => tload_html::Contender::Peer,
         },
         name: table::contender(cell, summary.contender).to_owned(),
         samples: summary.samples as u64,

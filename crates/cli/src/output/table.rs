@@ -1,5 +1,7 @@
 //! Tables in plain columns, without rules or colours, so that they can be piped.
 
+use std::collections::BTreeMap;
+
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use tload::internal::printable;
 
@@ -10,7 +12,8 @@ pub(crate) enum Align {
     Right,
 }
 
-/// Returns the text of a table, with a line feed at its end.
+/// Returns the text of a table, with a line feed at its end. A row may have fewer fields than the
+/// header: its last field takes the place of the missing ones and widens no column.
 pub(crate) fn render(
     header: &[(&str, Align)],
     rows: impl IntoIterator<Item = Vec<String>>,
@@ -20,12 +23,16 @@ pub(crate) fn render(
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.iter().map(|(title, _)| *title));
-    // Names come from files and may contain control characters.
-    let rows = rows.into_iter().map(|row| {
-        let fields = row.iter().map(|field| printable(field));
-        fields.collect::<Vec<_>>()
-    });
-    table.add_rows(rows);
+    // What takes the place of several fields, by line.
+    let mut long = BTreeMap::new();
+    for (line, row) in (1..).zip(rows) {
+        // Names come from files and may contain control characters.
+        let mut row: Vec<_> = row.iter().map(|field| printable(field)).collect();
+        if row.len() < header.len() {
+            long.extend(row.pop().map(|field| (line, (row.len(), field))));
+        }
+        table.add_row(row);
+    }
     for (column, (_, align)) in table.column_iter_mut().zip(header) {
         column.set_padding((0, 2));
         if matches!(align, Align::Right) {
@@ -33,8 +40,19 @@ pub(crate) fn render(
         }
     }
     let mut text = String::new();
-    for line in table.lines() {
-        text.push_str(line.trim_end());
+    let widths = table.column_max_content_widths();
+    for (index, line) in table.lines().enumerate() {
+        let line = line.trim_end();
+        text.push_str(line);
+        if let Some((column, field)) = long.get(&index) {
+            let start: usize = widths[..*column]
+                .iter()
+                .map(|it| usize::from(*it) + 2)
+                .sum();
+            let gap = start.saturating_sub(line.chars().count());
+            text.extend(std::iter::repeat_n(' ', gap));
+            text.push_str(field);
+        }
         text.push('\n');
     }
     text
@@ -54,6 +72,22 @@ mod tests {
             ],
         );
         assert_eq!(text, "name     bytes\na            1\nbcdef  1000000\n");
+    }
+
+    #[test]
+    fn last_field_of_short_row_widens_no_column() {
+        let header = [
+            ("name", Align::Left),
+            ("bytes", Align::Right),
+            ("kind", Align::Left),
+        ];
+        let rows = [
+            ["abcdef", "1", "x"].to_vec(),
+            ["a", "failed: no such thing"].to_vec(),
+        ];
+        let rows = rows.map(|row| row.into_iter().map(str::to_owned).collect());
+        let text = "name    bytes  kind\nabcdef      1  x\na       failed: no such thing\n";
+        assert_eq!(render(&header, rows), text);
     }
 
     #[test]

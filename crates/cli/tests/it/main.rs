@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+mod against;
 mod bench;
 mod cache;
 mod checkpoints;

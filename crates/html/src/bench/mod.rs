@@ -63,6 +63,8 @@ pub struct Cell {
     pub reads: String,
     /// Summaries of its contenders.
     pub summaries: Vec<Summary>,
+    /// Contenders that failed, and why.
+    pub failures: Vec<(String, String)>,
     /// Runs in chronological order.
     pub samples: Vec<Sample>,
 }
@@ -88,6 +90,8 @@ pub enum Contender {
     Ceiling,
     /// fio.
     Fio,
+    /// Another loader.
+    Peer,
 }
 
 /// Summary of one contender's runs.

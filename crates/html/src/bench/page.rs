@@ -124,11 +124,17 @@ impl Bench {
                     colour: match summary.contender {
                         Contender::Tload => "a",
                         Contender::Ceiling | Contender::Fio => "hollow",
+                        Contender::Peer => "b",
                     },
                     begins_group: index == 0,
                     ..Bar::default()
                 });
             }
+            rows.extend(cell.failures.iter().map(|(name, reason)| Bar {
+                label: format!("{}: {}", text(name), text(reason)),
+                values: vec!["failed".to_owned(), String::new()],
+                ..Bar::default()
+            }));
         }
         let rounds = format_count(self.rounds, "round");
         let bars = Bars {

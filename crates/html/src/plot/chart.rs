@@ -78,6 +78,7 @@ pub(super) fn contender(contender: Contender) -> &'static str {
         Contender::Tload => "tload",
         Contender::Ceiling => "ceiling: raw reads",
         Contender::Fio => "fio",
+        Contender::Peer => "another loader",
     }
 }
 
@@ -278,7 +279,7 @@ fn hover(cell: &Cell, name: &str, summary: &Summary) -> String {
     let rate = summary.bytes_per_second;
     let reads = match summary.contender {
         Contender::Tload => cell.reads.clone(),
-        Contender::Ceiling | Contender::Fio => String::new(),
+        Contender::Ceiling | Contender::Fio | Contender::Peer => String::new(),
     };
     let reads = if reads.is_empty() {
         reads
@@ -314,7 +315,8 @@ fn bars(results: &Bench, names: &Names) -> Vec<BarGroup> {
             rate: summary.bytes_per_second,
             hover: hover(cell, &name, summary),
         };
-        let bars = cell.summaries.iter().map(bar).collect();
+        let is_drawn = |it: &&Summary| it.contender != Contender::Peer;
+        let bars = cell.summaries.iter().filter(is_drawn).map(bar).collect();
         BarGroup { labels, bars }
     };
     results.cells.iter().map(group).collect()

@@ -354,7 +354,7 @@ impl Frame {
     fn bar(&self, svg: &mut Svg, left: f64, width: f64, bar: &Bar) {
         let (fill, colour) = match bar.contender {
             Contender::Tload => (FIRST, FIRST),
-            Contender::Ceiling | Contender::Fio => (PAPER, INK),
+            Contender::Ceiling | Contender::Fio | Contender::Peer => (PAPER, INK),
         };
         let y = self.y(bar.rate.median);
         let place = Rectangle {

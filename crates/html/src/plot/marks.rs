@@ -61,6 +61,7 @@ pub(super) fn pen(contender: Contender, colour: &'static str) -> Pen {
         Contender::Tload => ("tload", ""),
         Contender::Ceiling => ("ceiling", "7 4"),
         Contender::Fio => ("fio", "1.5 3.5"),
+        Contender::Peer => ("peer", ""),
     };
     Pen {
         class,
@@ -97,7 +98,7 @@ impl Entry {
         let colour = match (self.style, self.contender) {
             (Some(style), _) => style.colour,
             (None, Contender::Tload) => FIRST,
-            (None, Contender::Ceiling | Contender::Fio) => INK,
+            (None, Contender::Ceiling | Contender::Fio | Contender::Peer) => INK,
         };
         let key = Pen {
             class: "key",
