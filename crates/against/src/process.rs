@@ -116,6 +116,10 @@ impl Process {
                         self.is_reaped = true;
                         return Err(failure(self.last_words(status)));
                     }
+                    #[expect(
+                        clippy::disallowed_methods,
+                        reason = "std waits for children without a timeout only"
+                    )]
                     thread::sleep(LOOK);
                 }
             }

@@ -143,13 +143,7 @@ impl fmt::Display for Warning {
                 who(*contender),
                 format_share(*width),
             ),
-            Self::TooShort { seconds } => write!(
-                f,
-                "too short to measure: a run takes {}, and speeds and ratios are unreliable below {}. Use a larger checkpoint \
-                 (--size, or another LOCATION)",
-                format_seconds(*seconds),
-                format_seconds(SHORTEST_SECONDS),
-            ),
+            Self::TooShort { seconds } => too_short(f, *seconds),
             Self::AboveCeiling { ratio } => write!(
                 f,
                 "the load is {} faster than its ceiling, which does less work: the runs are too short, or the device changed \
@@ -158,6 +152,16 @@ impl fmt::Display for Warning {
             ),
         }
     }
+}
+
+fn too_short(f: &mut fmt::Formatter<'_>, seconds: f64) -> fmt::Result {
+    write!(
+        f,
+        "too short to measure: a run takes {}, and speeds and ratios are unreliable below {}. Use \
+         a larger checkpoint (--size, or another LOCATION)",
+        format_seconds(seconds),
+        format_seconds(SHORTEST_SECONDS),
+    )
 }
 
 fn extent_unreached(f: &mut fmt::Formatter<'_>, asked: u64, used: u64) -> fmt::Result {

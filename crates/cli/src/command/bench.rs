@@ -159,7 +159,7 @@ fn bench(
     let rounds = format_count(plan.rounds.into(), "round");
     let mut rounds = format!("{rounds}, contenders in rotating order");
     if let Some(peers) = &peers {
-        rounds += &format!("\nagainst {}", peers.python);
+        rounds = format!("{rounds}\nagainst {}", peers.python);
         results.against = Some(peers.python.clone());
     }
     harness::write_head(out, &results.checkpoint, &results.host, &rounds)
