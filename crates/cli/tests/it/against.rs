@@ -3,10 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::Duration;
 
 use serde_json::Value;
+use tload_testbed::pause_between_looks;
 
 use crate::interrupt::signal;
 use crate::requirement::{of_machine, requirement};
@@ -288,7 +287,7 @@ fn signalled(python: &str, name: &str, scratch: &Path) -> (Output, PathBuf) {
         .spawn()
         .unwrap();
     while !pid_file.exists() {
-        thread::sleep(Duration::from_millis(5));
+        pause_between_looks();
     }
     let process = Path::new("/proc").join(fs::read_to_string(&pid_file).unwrap());
     assert!(signal(&child, name), "it had ended");
@@ -319,7 +318,7 @@ fn loader_ends_with_a_bench_that_is_killed() {
     // It may stay a zombie then.
     let runs = || fs::read_to_string(process.join("stat")).is_ok_and(|it| !it.contains(") Z "));
     while runs() {
-        thread::sleep(Duration::from_millis(5));
+        pause_between_looks();
     }
 }
 
