@@ -119,18 +119,19 @@ class Recorder:
     def _writing(self, plain: Any) -> Any:
         # One call, so that writes of other threads are not mixed with it.
         note, handed, other = self._simple.extend, self.handed, self._note_other
+        hooks = torch._C._len_torch_function_stack  # noqa: SLF001
 
         def write(target: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
             result = plain(target, *arguments, **keywords)
-            try:
-                # Engines load within `torch.device`, whose hook would take longer than all of this.
-                with torch._C.DisableTorchFunction():  # noqa: SLF001
+            # Engines load within `torch.device`, a hook that calls this method once more.
+            if not hooks():
+                try:
                     if target.is_contiguous() and not target.is_meta:
                         note((target.data_ptr(), target.nbytes, len(handed)))
                     else:
                         other(target)
-            except RuntimeError:  # it has no memory of its own
-                pass
+                except RuntimeError:  # it has no memory of its own
+                    pass
             return result
 
         return write

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import time
 import weakref
 from pathlib import Path
@@ -18,7 +19,7 @@ from sglang.srt.runtime_context import get_model, get_parallel
 
 from tload._engines import reload as reloading
 from tload._engines import watch as arming
-from tload._errors import InvalidRequestError, advise
+from tload._errors import InvalidRequestError, NotFoundError, advise
 from tload._sources.opened import show
 from tload.vllm import _parameters, _settings, _weights
 
@@ -38,8 +39,9 @@ INDEX = "model.safetensors.index.json"
 class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks run without SGLang
     """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
 
-    _served: ClassVar[weakref.WeakKeyDictionary[Any, reloading.Loaded]] = weakref.WeakKeyDictionary()
-    """What each model was loaded from, by its configuration. An update has a loader of its own."""
+    _served: ClassVar[weakref.WeakKeyDictionary[Any, tuple[str, reloading.Loaded]]] = weakref.WeakKeyDictionary()
+    """The path of each model with weights and what it was loaded from, by its configuration. An
+    update has a loader of its own."""
 
     counter_before_loading_weights: float
 
@@ -94,7 +96,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         # Weights of one layer of several for multi-token prediction are renamed.
         if used is not None:
             used = None if self.load_config.draft_model_idx is not None else used & self._entries.keys()
-        self._served[self._config] = reloading.Loaded(self._entries, used)
+        self._served[self._config] = self._config.model_path, reloading.Loaded(self._entries, used)
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source, **keywords: Any) -> Weights:
         """Open the weights, and return an iterator of them.
@@ -102,7 +104,23 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         For an update, SGLang replaces the old weights while it iterates: all that can be known
         without reading tensors is checked before.
         """
+        try:
+            return self._open(source, **keywords)
+        except BaseException:
+            served = None if source.model_config is None else self._served.get(source.model_config)
+            if served is not None:
+                # SGLang has put the location of the update there.
+                source.model_config.model_path = served[0]
+            raise
+
+    def _open(self, source: DefaultModelLoader.Source, **keywords: Any) -> Weights:
         place = self._place(source)
+        where = source.model_or_path
+        if place is None and os.path.isabs(where) and not Path(where).exists():  # noqa: PTH117
+            message = f"`{where}`: there is no such directory"
+            raise advise(NotFoundError, message, "name a directory or a model of the Hub")
+        if place is None and _settings.is_url(where):
+            place = where
         if place is None or (isinstance(place, str) and Path(place).is_dir()):
             folder = source.model_or_path if place is None else place
             _weights.refuse_gguf(folder, "SGLang")
@@ -134,7 +152,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         if source.model_config is not None:
             served = self._served.get(source.model_config)
             if served is not None and self._settings.missing_weights == "error":
-                reloading.check(served, found, shown)
+                reloading.check(served[1], found, shown)
             self._config, self._shown, self._entries = source.model_config, shown, {}
         self._entries.update(found)
         self._tell_watch()
