@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def writes(*ranges: tuple[int, int, int], columns: Iterable[Columns] = ()) -> Writes:
     """Writes of `(start, size, tensor)`."""
-    return Writes(*(list(each) for each in zip(*ranges, strict=True)), list(columns))  # type: ignore[arg-type]
+    return Writes(*([one[at] for one in ranges] for at in range(3)), list(columns))
 
 
 def missing(verdict: Verdict) -> dict[str, tuple[str, ...]]:
@@ -254,3 +254,69 @@ def test_unrecorded_loads_compare_shapes_only() -> None:
     reload.check(before, {"a.weight": ("BF16", (4, 8))}, "new")
     with pytest.raises(tload.InvalidRequestError):
         reload.check(before, {"a.weight": ("BF16", (1,))}, "new")
+
+
+def test_only_parameters_of_the_first_load_are_judged() -> None:
+    """Engines undo ties while they reload, and add parameters when they process weights."""
+    torch = require("torch")
+    import logging
+
+    from tload._engines import watch
+
+    class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, names: Iterable[str]) -> None:
+            super().__init__()
+            for name in names:
+                self.register_parameter(name, torch.nn.Parameter(torch.zeros(2)))
+
+        def load_weights(self, weights: Any) -> None:
+            for name, tensor in weights:
+                self.get_parameter(name).data.copy_(tensor)
+
+    first: list[Any] = []
+    about: dict[str, Any] = {
+        "shown": "m",
+        "missing_weights": "error",
+        "logger": logging.getLogger("tests"),
+        "describe": lambda *_: {},
+    }
+    weights = [("a", torch.ones(2))]
+    model = Model("a")
+    watch.arm(model, watch.Watch(**about, done=lambda *what: first.extend(what)))
+    model.load_weights(iter(weights))
+    assert first == [{"a"}, {"a"}]
+    model = Model("ab")
+    watch.arm(model, watch.Watch(**about, known=first[1]))
+    model.load_weights(iter(weights))
+    watch.arm(model, watch.Watch(**about, replaces=True))
+    with pytest.raises(ValueError, match=f"'b' .*nothing was written(.*\n)*.*{watch.GONE}"):
+        model.load_weights(iter(weights))
+    # It is the model's own again, and was never a class's.
+    model.load_weights(iter(weights))
+    assert "load_weights" not in vars(model)
+
+
+def test_errors_of_engines_keep_their_class_and_name_the_tensor() -> None:
+    torch = require("torch")
+    import logging
+
+    from tload._engines import watch
+
+    errors: list[Exception] = [AssertionError(), KeyError("x"), RuntimeError("size"), OSError(5, "two"), MemoryError()]
+
+    class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def load_weights(self, weights: Any) -> None:
+            next(weights)
+            raise errors[0]
+
+    while errors:
+        model = Model()
+        about = watch.Watch(
+            shown="m", missing_weights="error", logger=logging.getLogger("tests"), describe=lambda *_: {}
+        )
+        watch.arm(model, about)
+        with pytest.raises(type(errors[0])) as caught:
+            model.load_weights(iter([("a.weight", torch.ones(1))]))
+        said = [str(caught.value), *getattr(caught.value, "__notes__", [])]
+        assert any("while loading 'a.weight' from `m`" in text for text in said), said
+        errors.pop(0)

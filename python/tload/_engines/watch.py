@@ -42,9 +42,12 @@ class Watch:
     """Names of the tensors of the checkpoint, if they are known before the load."""
     replaces: bool = False
     """The model had weights before."""
-    done: Callable[[set[str] | None], None] = lambda _used: None
+    known: Collection[str] | None = None
+    """Names of the parameters of the first load, if this is another one. Engines add parameters when
+    they process weights, and undo ties between parameters while they reload: others are not judged."""
+    done: Callable[[set[str] | None, Collection[str]], None] = lambda _used, _names: None
     """Called after a load without errors with the names of the tensors that were copied to
-    parameters, or `None` if that was not recorded."""
+    parameters, or `None` if that was not recorded, and with those of the parameters."""
 
 
 def arm(model: torch.nn.Module, watch: Watch) -> None:
@@ -70,12 +73,14 @@ def disarm(model: torch.nn.Module) -> None:
 
 
 def _run(model: torch.nn.Module, watch: Watch, load: Callable[[Any], Any], weights: Any) -> Any:
+    parameters = list(model.named_parameters())
+    names = frozenset(name for name, _ in parameters) if watch.known is None else watch.known
     if watch.missing_weights == "off":
         handed: list[str] = []
         loaded = _explained(load, _noting(weights, handed), handed, watch)
-        watch.done(None)
+        watch.done(None, names)
         return loaded
-    recorder = Recorder(model.named_parameters())
+    recorder = Recorder((name, parameter) for name, parameter in parameters if name in names)
     with recorder:
         loaded = _explained(load, recorder.watch(weights), recorder.handed, watch)
     writes = recorder.writes()
@@ -88,7 +93,8 @@ def _run(model: torch.nn.Module, watch: Watch, load: Callable[[Any], Any], weigh
         parts=watch.parts,
     )
     _tell(verdict, watch, type(model).__name__)
-    watch.done({recorder.handed[at] for at in {*writes.tensors, *(each.tensor for each in writes.columns)} if at >= 0})
+    used = {recorder.handed[at] for at in {*writes.tensors, *(each.tensor for each in writes.columns)} if at >= 0}
+    watch.done(used, names)
     return loaded
 
 

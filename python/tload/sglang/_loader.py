@@ -7,6 +7,7 @@ import logging
 import os
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +25,7 @@ from tload._sources.opened import show
 from tload.vllm import _parameters, _settings, _weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from sglang.srt.configs.load_config import LoadConfig
     from torch.distributed import ProcessGroup
@@ -36,12 +37,22 @@ logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A model that has weights."""
+
+    path: str
+    loaded: reloading.Loaded
+    parameters: Collection[str]
+    """Names of the parameters of the first load."""
+
+
 class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks run without SGLang
     """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
 
-    _served: ClassVar[weakref.WeakKeyDictionary[Any, tuple[str, reloading.Loaded]]] = weakref.WeakKeyDictionary()
-    """The path of each model with weights and what it was loaded from, by its configuration. An
-    update has a loader of its own."""
+    _served: ClassVar[weakref.WeakKeyDictionary[Any, _Served]] = weakref.WeakKeyDictionary()
+    """What is known of each model with weights, by its configuration. An update has a loader of its
+    own."""
 
     counter_before_loading_weights: float
 
@@ -65,14 +76,19 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         self._watch: arming.Watch | None = None
 
     def load_weights_and_postprocess(self, model: torch.nn.Module, weights: Weights, target_device: Any) -> None:
+        served = None if self._config is None else self._served.get(self._config)
         watch = self._watch = arming.Watch(
             shown=self._shown,
             missing_weights=self._settings.missing_weights,
             logger=logger,
             describe=_parameters.describer(model),
             parts=getattr(model, "packed_modules_mapping", None) or {},
+            known=None if served is None else served.parameters,
             done=self._remember,
         )
+        if served is not None and getattr(model, "quant_config", None) is not None and watch.missing_weights == "error":
+            # By now, SGLang has brought quantized weights into other forms.
+            watch.missing_weights = "warn"
         self._tell_watch()
         arming.arm(model, watch)
         try:
@@ -90,13 +106,14 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         if getattr(config, "is_draft_model", False) and watch.missing_weights == "error":
             watch.missing_weights = "warn"  # drafts take what they lack from their target model, later
 
-    def _remember(self, used: set[str] | None) -> None:
+    def _remember(self, used: set[str] | None, names: Collection[str]) -> None:
         if self._config is None:
             return
         # Weights of one layer of several for multi-token prediction are renamed.
         if used is not None:
             used = None if self.load_config.draft_model_idx is not None else used & self._entries.keys()
-        self._served[self._config] = self._config.model_path, reloading.Loaded(self._entries, used)
+        loaded = reloading.Loaded(self._entries, used)
+        self._served[self._config] = _Served(self._config.model_path, loaded, names)
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source, **keywords: Any) -> Weights:
         """Open the weights, and return an iterator of them.
@@ -110,7 +127,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             served = None if source.model_config is None else self._served.get(source.model_config)
             if served is not None:
                 # SGLang has put the location of the update there.
-                source.model_config.model_path = served[0]
+                source.model_config.model_path = served.path
             raise
 
     def _open(self, source: DefaultModelLoader.Source, **keywords: Any) -> Weights:
@@ -152,7 +169,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         if source.model_config is not None:
             served = self._served.get(source.model_config)
             if served is not None and self._settings.missing_weights == "error":
-                reloading.check(served[1], found, shown)
+                reloading.check(served.loaded, found, shown)
             self._config, self._shown, self._entries = source.model_config, shown, {}
         self._entries.update(found)
         self._tell_watch()

@@ -25,7 +25,7 @@ from tload._sources.opened import show
 from tload.vllm import _parameters, _settings, _weights
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Collection, Generator, Iterator, Sequence
 
     import torch
     from torch.distributed import ProcessGroup
@@ -47,6 +47,8 @@ class _Served:
     place: dict[str, Any]
     """Fields of the configuration that name the weights."""
     loaded: reloading.Loaded
+    parameters: Collection[str]
+    """Names of the parameters of the first load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +144,15 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             raise
         place = {name: getattr(model_config, name, None) for name in ("model", "model_weights", "revision")}
 
-        def done(used: set[str] | None) -> None:
-            self._served[model] = _Served(
-                first, place, reloading.Loaded(entries, None if used is None else used & entries.keys())
-            )
+        def done(used: set[str] | None, names: Collection[str]) -> None:
+            loaded = reloading.Loaded(entries, None if used is None else used & entries.keys())
+            self._served[model] = _Served(first, place, loaded, names)
 
         watch = self._watch
         if watch is None:
             watch = self._watching(model, model_config)
             watch.replaces = served is not None
+            watch.known = None if served is None else served.parameters
             arming.arm(model, watch)
         watch.shown, watch.present, watch.done = parts[0].shown, entries, done
         return itertools.chain.from_iterable(parts)
