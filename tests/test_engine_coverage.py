@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def writes(*ranges: tuple[int, int, int], columns: Iterable[Columns] = ()) -> Writes:
     """Writes of `(start, size, tensor)`."""
-    return Writes(*([one[at] for one in ranges] for at in range(3)), list(columns))
+    return Writes([one[0] for one in ranges], [one[1] for one in ranges], [one[2] for one in ranges], list(columns))
 
 
 def missing(verdict: Verdict) -> dict[str, tuple[str, ...]]:
