@@ -1,1 +1,1 @@
-"""What the plugins for engines share. Imports no engine."""
+"""Parts that the plugins for engines share. Imports no engine."""

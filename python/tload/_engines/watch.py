@@ -27,12 +27,12 @@ EXTENDED = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, 
 
 @dataclass(kw_only=True)
 class Watch:
-    """What is to be known about a load."""
+    """Settings of the watch over one load."""
 
     shown: str
     """Name of the source in messages."""
     missing_weights: MissingWeights
-    """What to do about parameters that got no weights."""
+    """Treatment of parameters that got no weights."""
     logger: logging.Logger
     describe: Describe
     """Returns the fields of a `coverage.Parameter` that the engine knows."""

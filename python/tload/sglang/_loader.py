@@ -51,8 +51,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
     """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
 
     _served: ClassVar[weakref.WeakKeyDictionary[Any, _Served]] = weakref.WeakKeyDictionary()
-    """What is known of each model with weights, by its configuration. An update has a loader of its
-    own."""
+    """Models with weights, by their configurations. An update has a loader of its own."""
 
     counter_before_loading_weights: float
 

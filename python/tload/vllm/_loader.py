@@ -73,7 +73,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
     """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
 
     _served: ClassVar[weakref.WeakKeyDictionary[torch.nn.Module, _Served]] = weakref.WeakKeyDictionary()
-    """What is known of each model with weights. A reload has a loader of its own."""
+    """Models with weights. A reload has a loader of its own."""
 
     counter_before_loading_weights: float
     _watch: arming.Watch | None = None

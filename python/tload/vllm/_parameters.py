@@ -1,4 +1,4 @@
-"""What the plugins know of engines' parameters, for the search of those without weights."""
+"""Facts about engines' parameters, for the search of those without weights."""
 
 from __future__ import annotations
 

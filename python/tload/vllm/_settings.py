@@ -47,7 +47,7 @@ class Settings:
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the loaded tensors. The engine copies them into its parameters."""
     missing_weights: MissingWeights = "error"
-    """What to do about parameters that get no weights. `"off"`: do not look for them."""
+    """Treatment of parameters that get no weights. `"off"`: nothing looks for them."""
     options: Options = field(default_factory=Options)
     """Options of the load, including the environment's."""
     engine: Mapping[str, Any] = field(default_factory=dict)
