@@ -144,7 +144,7 @@ UV ?= uv
 ##@ Inside engines and peers
 
 test-vllm: $(VLLM_INSTALLED) ## run vLLM with tload and without (minutes, 6 GB)
-	$(VLLM_PY) -m pytest -W ignore tests/with_vllm/vllm_loader.py
+	$(VLLM_PY) -m pytest -W ignore tests/with_vllm/vllm_loader.py tests/with_vllm/vllm_reload.py
 	$(VLLM_PY) tests/with_vllm/vllm_tokens.py --results tests/with_vllm/RESULTS.md
 
 test-sglang: $(VLLM_INSTALLED) ## run the tests of SGLang's loaders

@@ -75,10 +75,19 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"concurency": 4}, r"'concurency' is not a key of tload\n  hint: the keys are source, store, device, engine"),
+        (
+            {"concurency": 4},
+            r"'concurency' is not a key of tload\n  hint: the keys are source, store, device",
+        ),
         ({"memory_limt": 4}, r"'memory_limt' is not a key of tload; did you mean 'memory_limit'\?"),
         ({"writable": True}, r"'writable' is not a key of tload"),
-        ({"concurrency": 4}, r"'concurrency' is not a key of tload"),
+        ({"concurrency": 4}, r"'concurrency' is a key of other loaders: tload tunes this itself\n  hint: leave"),
+        ({"enable_multithread_load": True}, r"'enable_multithread_load' is a key of .* tload tunes this itself"),
+        ({"num_threads": 8}, r"'num_threads' is a key of other loaders: tload tunes this itself"),
+        ({"enable_gds": False}, r"'enable_gds' is a key of other loaders: tload tunes this itself"),
+        ({"distributed": True}, r"'distributed' is a key of runai_streamer\n  hint: ranks of a node share by default"),
+        ({"missing_weights": "ignore"}, r"missing_weights 'ignore': it can be error, warn, off"),
+        ({"missing_weights": ["warn"]}, r"missing_weights \['warn'\]: it can be"),
         ({"source": 3}, r"source: wanted a path or URL \(str\) or a list of them, found int"),
         ({"source": ["a", None]}, r"source: wanted a path or URL \(str\) or a list of them, found NoneType"),
         ({"source": ""}, r"source: a path or URL is empty"),
@@ -92,7 +101,8 @@ def folder(tmp_path: Path) -> Path:
         ({"depth": True}, r"depth: wanted a positive int, found bool"),
         ({"cache": "warm"}, r'cache is "warm"; it can be auto, direct'),
         ({"memory_limit": "4 XB"}, r'memory_limit is "4 XB"; it must lie between'),
-        ({"memory_limit": -1}, r"memory_limit is -1"),
+        ({"memory_limit": -1}, r"memory_limit -1 is a value of runai_streamer\n  hint: leave it out"),
+        ({"memory_limit": 0}, r"memory_limit 0 is a value of runai_streamer\n  hint: leave it out"),
         ({"timeout": "soon"}, r'timeout is "soon"; it must be a positive duration'),
         ({"cache_dir": "/a", "store": {"cache_dir": "/b"}}, "cache_dir= and the key 'cache_dir' of store= differ"),
         ({"mirrors": 3}, "a mirror is not a URL of an object store"),
@@ -118,6 +128,7 @@ def test_all_config_keys_accepted() -> None:
         "peers": "http://c:80/m",
         "hf_cache": True,
         "device": "cuda",
+        "missing_weights": "off",
         **dict.fromkeys(_settings.OPTION_KEYS),
         "engine": "pread",
         "cache": "drop",
@@ -138,10 +149,15 @@ def test_all_config_keys_accepted() -> None:
     assert settings.options.engine == "pread"
     assert settings.options.memory_limit == "1 GiB"
     assert settings.engine == {"enable_weights_track": False}
+    assert settings.missing_weights == "off"
     assert settings.for_ranks(8) == settings.options
     assert "eu-west-1" not in repr(settings)
     nothing = _settings.read(None)
     assert (nothing.source, nothing.store, nothing.device) == (None, None, "cpu")
+    assert nothing.missing_weights == "error"
+    assert (
+        _settings.read({"enable_weights_track": False}, engine_keys=["enable_weights_track"]).missing_weights == "warn"
+    )
     assert _settings.read({"source": None, "store": None, "depth": None}) == nothing
 
 
@@ -316,6 +332,43 @@ def test_from_an_object_store(s3: S3, folder: Path) -> None:
     assert all(torch.equal(got[name].view(torch.uint8), local[name].view(torch.uint8)) for name in local)
 
 
+@pytest.mark.parametrize("name", ["model-rank-0-part-0.safetensors", "model-pp-1-tp-0-part-12.safetensors"])
+def test_sharded_states_are_no_checkpoints(tmp_path: Path, name: str) -> None:
+    write_file(tmp_path / name, {"layers.0.norm.weight": Content.random("F32", (5,), 0)})
+    for source in (str(tmp_path), [str(tmp_path / name)]):
+        with pytest.raises(RuntimeError, match=f"{name!r} is part of a sharded state, not of a checkpoint") as caught:
+            stream(source)
+        assert "--load-format sharded_state" in str(caught.value)
+    for other in ("model-rank-0.safetensors", "my-model-rank-0-part-0.safetensors", "rank-0-part-0.safetensors"):
+        _weights.refuse_shards([other], "m")
+
+
+def test_directory_with_gguf_only_is_named(tmp_path: Path) -> None:
+    for at in range(6):
+        (tmp_path / f"model-{at}.gguf").write_bytes(b"GGUF")
+    with pytest.raises(
+        tload.InvalidRequestError, match=r"GGUF files only, .*'model-0.gguf', .* and 2 more\n.*--load-format gguf"
+    ):
+        _weights.refuse_gguf(str(tmp_path), "vLLM")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    _weights.refuse_gguf(str(tmp_path), "vLLM")
+    _weights.refuse_gguf("org/name", "vLLM")
+
+
+def test_opening_comes_before_the_first_tensor(folder: Path) -> None:
+    """Engines that reload give the old weights up in between."""
+    bar = Bar()
+    weights = stream(str(folder), bar=bar)
+    assert set(weights.infos) == {*DENSE, *EXPERTS}  # type: ignore[attr-defined]
+    assert bar.total is None
+    assert len(dict(weights)) == len(DENSE) + len(EXPERTS)
+    weights = stream(str(folder))
+    weights.close()  # type: ignore[attr-defined]
+    assert list(weights) == []
+    with pytest.raises(RuntimeError, match="nowhere"):
+        stream(str(folder / "nowhere"))
+
+
 def test_experts_of_others_are_not_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tests")
     bar = Bar()
@@ -365,7 +418,7 @@ def test_interrupted_load_stops_reading(folder: Path) -> None:
     weights = stream(str(folder), bar=bar)
     name, tensor = next(weights)
     with pytest.raises(KeyboardInterrupt):
-        weights.throw(KeyboardInterrupt)  # type: ignore[attr-defined]
+        iter(weights).throw(KeyboardInterrupt)  # type: ignore[attr-defined]
     assert bar.closed
     # Counts the bytes that have arrived, also those of later tensors.
     assert bar.total is not None
@@ -424,9 +477,8 @@ def test_url_signature_is_not_shown() -> None:
     url = "https://127.0.0.1:9/model.safetensors?X-Amz-Signature=hunter2"
     settings = _settings.read({"source": url, "store": {"retries": 0}})
     assert "hunter2" not in repr(settings)
-    tensors = _weights.stream(url, settings, shown=url, open_bar=Bar().open, logger=LOGGER)
     with pytest.raises(RuntimeError, match=r"model\.safetensors") as caught:
-        list(tensors)
+        _weights.stream(url, settings, shown=url, open_bar=Bar().open, logger=LOGGER)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in show([url, url])
 

@@ -9,6 +9,8 @@ are stand-ins.
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from sglang.srt.plugins import load_plugins
 import tload
 from files import Content, tile, write_checkpoint, write_file
 from ranks import start_ranks
+from tload._engines.watch import GONE
 from tload.sglang import TloadModelLoader
 
 if TYPE_CHECKING:
@@ -58,9 +61,16 @@ class Model(torch.nn.Module):
         self.got.update(weights)
 
 
+class Config(SimpleNamespace):
+    """Stand-in for SGLang's, which is hashable too."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
 def config(path: Path, *, draft: bool = False) -> Any:
     hf_config = SimpleNamespace(architectures=["LlamaForCausalLM"])
-    return SimpleNamespace(model_path=str(path), revision=None, hf_config=hf_config, is_draft_model=draft)
+    return Config(model_path=str(path), revision=None, hf_config=hf_config, is_draft_model=draft, dtype=torch.float32)
 
 
 def loader(extra: dict[str, Any] | None = None, **fields: Any) -> Any:
@@ -165,7 +175,7 @@ def test_from_elsewhere(s3: S3, folder: Path, tmp_path: Path) -> None:
 
 
 def test_errors(folder: Path) -> None:
-    with pytest.raises(ValueError, match="'enable_multithread_load' is not a key of tload"):
+    with pytest.raises(ValueError, match=r"'enable_multithread_load' is a key of .* tload tunes this itself"):
         loader({"enable_multithread_load": True})
     shard = folder / "model-00003-of-00012.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -174,6 +184,159 @@ def test_errors(folder: Path) -> None:
     assert isinstance(caught.value.__cause__, tload.FormatError)
     with pytest.raises(RuntimeError, match="tload cannot load the model weights of `/nowhere`"):
         weights_of(loader({"source": "/nowhere"}), config(folder))
+
+
+class Filled(torch.nn.Module):
+    """Copies its weights to parameters, as models of SGLang do."""
+
+    PARTS = ("gate", "up")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up = torch.nn.Parameter(torch.full((8, 4), -1.0), requires_grad=False)
+        self.norm = torch.nn.Parameter(torch.full((5,), -1.0), requires_grad=False)
+
+    def load_weights(self, weights: Any) -> None:
+        for name, tensor in weights:
+            if name in self.PARTS:
+                self.gate_up.data.narrow(0, 4 * self.PARTS.index(name), 4).copy_(tensor)
+            elif name == "norm":
+                self.norm.data.copy_(tensor)
+
+    def answer(self) -> torch.Tensor:
+        return torch.cat([self.gate_up.flatten(), self.norm]).view(torch.uint8)  # random bytes: some are NaN
+
+
+def filling(seed: int) -> dict[str, Content]:
+    shapes = {"gate": (4, 4), "up": (4, 4), "norm": (5,)}
+    return {name: Content.random("F32", shape, seed + at) for at, (name, shape) in enumerate(shapes.items())}
+
+
+def write(folder: Path, tensors: dict[str, Content]) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_file(folder / "model.safetensors", tensors)
+    return folder
+
+
+def start(model: Filled, path: Path, extra: dict[str, Any] | None = None) -> Any:
+    model_config, which = config(path), loader(extra)
+    which.load_weights_and_postprocess(model, which._get_all_weights(model_config, model), torch.device("cpu"))
+    return model_config
+
+
+def update(model: Filled, model_config: Any, path: Path | str) -> tuple[bool, str]:
+    """Update weights from disk with SGLang's own code, without an engine around it."""
+    from sglang.srt.model_executor.model_runner_components import weight_updater
+
+    updater = SimpleNamespace(
+        _assert_weight_cache_inactive=lambda _: None,
+        get_model=lambda: model,
+        device="cpu",
+        gpu_id=0,
+        model_config=model_config,
+        update_model_fields=lambda *_, **__: None,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_updater, "get_available_gpu_memory", lambda *_, **__: 0.0)
+        patch.setattr(weight_updater, "get_pp_stage_load_group", lambda: None)
+        return weight_updater.WeightUpdater.update_weights_from_disk(updater, str(path), "tload")
+
+
+@pytest.mark.parametrize("absent", ["gate", "up", "norm"])
+def test_parameters_without_weights_are_an_error(tmp_path: Path, absent: str, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = filling(0)
+    path = write(tmp_path / "m", tensors)
+    start(Filled(), path)
+    del tensors[absent]
+    write(path, tensors)
+    parameter = "norm" if absent == "norm" else "gate_up"
+    with pytest.raises(ValueError, match=f"`{path}` leaves 1 parameter of Filled without weights: '{parameter}'"):
+        start(Filled(), path)
+    start(Filled(), path, {"missing_weights": "warn"})
+    assert "they have arbitrary values" in caplog.text
+    caplog.clear()
+    start(Filled(), path, {"missing_weights": "off"})
+    assert "arbitrary" not in caplog.text
+
+
+def cut(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "no such folder": (shutil.rmtree, "there is no such directory"),
+    "empty folder": (lambda path: (path / "model.safetensors").unlink(), "Cannot find any model weights"),
+    "file ends early": (cut, "file ends too early"),
+    "empty file": (lambda path: (path / "model.safetensors").write_bytes(b""), "model.safetensors"),
+    "garbage": (lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
+    "another architecture": (lambda path: write(path, WEIGHTS), "lacks 'gate', 'norm', 'up'.* instead"),
+    "a tensor is missing": (lambda path: write(path, {"gate": filling(9)["gate"]}), "lacks 'norm', 'up', which"),
+    "a tensor has another shape": (
+        lambda path: write(path, filling(9) | {"norm": Content.random("F32", (6,), 1)}),
+        r"tensor 'norm' is F32 \[6\], wanted F32 \[5\]",
+    ),
+    "another quantization": (
+        lambda path: write(path, filling(9) | {"norm": Content.random("I8", (5,), 1)}),
+        r"tensor 'norm' is I8 \[5\], wanted F32 \[5\]",
+    ),
+    "sharded state": (
+        lambda path: (path / "model.safetensors").rename(path / "model-rank-0-part-0.safetensors"),
+        "is part of a sharded state",
+    ),
+    "GGUF": (lambda path: (path / "model.safetensors").rename(path / "model.gguf"), "GGUF files only"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_updates_are_refused_while_the_old_weights_serve(tmp_path: Path, fault: str) -> None:
+    model, old = Filled(), write(tmp_path / "old", filling(0))
+    model_config = start(model, old)
+    before, new = model.answer(), write(tmp_path / "new", filling(9))
+    harm, said = FAULTS[fault]
+    harm(new)
+    done, message = update(model, model_config, new)
+    assert not done
+    assert message.startswith("Failed to get weights iterator: ")
+    assert re.search(said, message), message
+    assert torch.equal(model.answer(), before)
+    assert model_config.model_path == str(old)
+    good = write(tmp_path / "good", filling(5))
+    assert update(model, model_config, good) == (True, "Succeeded to update model weights.")
+    fresh = Filled()
+    start(fresh, good)
+    assert torch.equal(model.answer(), fresh.answer())
+
+
+def test_faulty_locations_are_refused_while_the_old_weights_serve(tmp_path: Path) -> None:
+    model = Filled()
+    model_config = start(model, write(tmp_path / "old", filling(0)))
+    before = model.answer()
+    for url in ("http://127.0.0.1:9/m", "ftp://host/m", "s3:///m"):
+        done, message = update(model, model_config, url)
+        assert not done
+        assert message.startswith("Failed to get weights iterator: tload cannot load"), message
+        assert torch.equal(model.answer(), before)
+
+
+def test_errors_while_updating_say_what_is_lost(tmp_path: Path) -> None:
+    class Failing(Filled):
+        fails = False
+
+        def load_weights(self, weights: Any) -> None:
+            for at, one in enumerate(weights):
+                super().load_weights([one])
+                if self.fails and at == 1:
+                    message = "broken"
+                    raise ValueError(message)
+
+    model = Failing()
+    model_config = start(model, write(tmp_path / "old", filling(0)))
+    model.fails = True
+    new = write(tmp_path / "new", filling(9))
+    # SGLang loads the same weights once more to roll back.
+    with pytest.raises(ValueError, match=f"while loading '.*' from `{new}`: broken; {re.escape(GONE)}"):
+        update(model, model_config, new)
 
 
 LARGE = {

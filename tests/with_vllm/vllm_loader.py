@@ -205,12 +205,18 @@ def test_progress_is_shown_as_vllm_shows_it(folder: Path, capfd: pytest.CaptureF
 
 def test_all_parameters_must_be_loaded(folder: Path) -> None:
     loader().load_weights(Model(DENSE), config(folder))
-    for which in (loader(), default()):
-        with pytest.raises(ValueError, match=r"Following weights were not initialized from checkpoint: \{'place'\}"):
-            which.load_weights(Model([*DENSE, "missing"]), config(folder))
+    with pytest.raises(ValueError, match=r"Following weights were not initialized from checkpoint: \{'place'\}"):
+        default().load_weights(Model([*DENSE, "missing"]), config(folder))
+    for quantization in (None, "fp8"):
+        with pytest.raises(
+            ValueError, match=rf"`{folder}` leaves 1 parameter of Model without weights: 'place' \(noth"
+        ):
+            loader().load_weights(Model([*DENSE, "missing"]), config(folder, quantization=quantization))
     loader({"enable_weights_track": False}).load_weights(Model([*DENSE, "missing"]), config(folder))
-    # As with vLLM's own loader, a quantized model is exempt.
-    loader().load_weights(Model([*DENSE, "missing"]), config(folder, quantization="fp8"))
+    loader({"missing_weights": "warn"}).load_weights(Model([*DENSE, "missing"]), config(folder, quantization="fp8"))
+    # vLLM's own check remains.
+    with pytest.raises(ValueError, match="Following weights were not initialized"):
+        loader({"missing_weights": "off"}).load_weights(Model([*DENSE, "missing"]), config(folder))
 
 
 @pytest.mark.parametrize("fields", [{"safetensors_load_strategy": "eager"}, {"model_loader_extra_config": {"x": 1}}])

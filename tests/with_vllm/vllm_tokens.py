@@ -42,6 +42,7 @@ ENVIRONMENT = {
 }
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MARK = "RESULT "
+EXPERT = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,14 @@ def make_models(folder: Path) -> None:
     shutil.copytree(folder / "llama", truncated)
     shard = sorted(truncated.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-2])
+    from safetensors.torch import load_file, save_file
+
+    # One of four experts of one layer lacks one of its three tensors.
+    incomplete = folder / "incomplete"
+    shutil.copytree(folder / "mixtral", incomplete)
+    (incomplete / "model.safetensors.index.json").unlink()
+    [shard] = [path for path in incomplete.glob("*.safetensors") if EXPERT in load_file(path)]
+    save_file({name: tensor for name, tensor in load_file(shard).items() if name != EXPERT}, shard)
     quantised = folder / "quantised"
     shutil.copytree(folder / "llama", quantised)
     config = json.loads((quantised / "config.json").read_text())
@@ -256,6 +265,11 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
             "a key that is none",
             {"model": llama, "load_format": "tload", "model_loader_extra_config": {"memory_limt": 1}},
             fails=r"(model_loader_extra_config: 'memory_limt' is not a key of tload; did you mean 'memory_limit'\?)$",
+        ),
+        Case(
+            "an expert without one of its tensors",
+            {"model": str(folder / "incomplete"), "load_format": "tload"},
+            fails=rf"ValueError: (`.*` leaves 1 parameter of Mixtral.*; no tensor '{re.escape(EXPERT)}'\))$",
         ),
         Case(
             "a shard that ends early",

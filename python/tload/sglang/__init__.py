@@ -13,6 +13,9 @@ those of the plugin for vLLM, except `enable_weights_track`, which SGLang does n
 `tload.vllm`. Of the processes that SGLang lets load together, one of each node reads for all of
 them, unless `share` is `"none"`.
 
+For `update_weights_from_disk`, weights are opened and compared with those of the model before SGLang
+replaces these. What a quantized model lacks after an update is logged, and no error.
+
 With `TLOAD_LORA_SOURCE` and `TLOAD_LORA_DIR`, LoRA adapters are loaded on request, as with vLLM.
 
 SGLang accepts a URL as the model only with its own formats. Pass the URL as `source`, with

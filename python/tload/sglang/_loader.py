@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import time
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from sglang.srt.configs import load_config as load_configs
@@ -15,12 +18,14 @@ from sglang.srt.model_loader import weight_utils
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.runtime_context import get_model, get_parallel
 
-from tload._errors import InvalidRequestError, advise
+from tload._engines import reload as reloading
+from tload._engines import watch as arming
+from tload._errors import InvalidRequestError, NotFoundError, advise
 from tload._sources.opened import show
-from tload.vllm import _settings, _weights
+from tload.vllm import _parameters, _settings, _weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from sglang.srt.configs.load_config import LoadConfig
     from torch.distributed import ProcessGroup
@@ -32,8 +37,21 @@ logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A model that has weights."""
+
+    path: str
+    loaded: reloading.Loaded
+    parameters: Collection[str]
+    """Names of the parameters of the first load."""
+
+
 class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks run without SGLang
     """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
+
+    _served: ClassVar[weakref.WeakKeyDictionary[Any, _Served]] = weakref.WeakKeyDictionary()
+    """Models with weights, by their configurations. An update has a loader of its own."""
 
     counter_before_loading_weights: float
 
@@ -50,11 +68,78 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         own.load_format = LoadFormat.AUTO
         own.model_loader_extra_config = {}
         super().__init__(own)
+        self._config: Any = None
+        self._shown = "the weights"
+        self._entries: dict[str, reloading.Entry] = {}
+        """Tensors that were opened for the model of `_config`."""
+        self._watch: arming.Watch | None = None
+
+    def load_weights_and_postprocess(self, model: torch.nn.Module, weights: Weights, target_device: Any) -> None:
+        served = None if self._config is None else self._served.get(self._config)
+        watch = self._watch = arming.Watch(
+            shown=self._shown,
+            missing_weights=self._settings.missing_weights,
+            logger=logger,
+            describe=_parameters.describer(model),
+            parts=getattr(model, "packed_modules_mapping", None) or {},
+            known=None if served is None else served.parameters,
+            done=self._remember,
+        )
+        if served is not None and getattr(model, "quant_config", None) is not None and watch.missing_weights == "error":
+            # By now, SGLang has brought quantized weights into other forms.
+            watch.missing_weights = "warn"
+        self._tell_watch()
+        arming.arm(model, watch)
+        try:
+            super().load_weights_and_postprocess(model, weights, target_device)
+        finally:
+            arming.disarm(model)
+            self._watch = None
+
+    def _tell_watch(self) -> None:
+        """Tell what is known once the weights are open: before they are loaded, or while they are."""
+        watch, config = self._watch, self._config
+        if watch is None or config is None:
+            return
+        watch.shown, watch.present, watch.replaces = self._shown, self._entries, config in self._served
+        if getattr(config, "is_draft_model", False) and watch.missing_weights == "error":
+            watch.missing_weights = "warn"  # drafts take what they lack from their target model, later
+
+    def _remember(self, used: set[str] | None, names: Collection[str]) -> None:
+        if self._config is None:
+            return
+        # Weights of one layer of several for multi-token prediction are renamed.
+        if used is not None:
+            used = None if self.load_config.draft_model_idx is not None else used & self._entries.keys()
+        loaded = reloading.Loaded(self._entries, used)
+        self._served[self._config] = _Served(self._config.model_path, loaded, names)
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source, **keywords: Any) -> Weights:
+        """Open the weights, and return an iterator of them.
+
+        For an update, SGLang replaces the old weights while it iterates: all that can be known
+        without reading tensors is checked before.
+        """
+        try:
+            return self._open(source, **keywords)
+        except BaseException:
+            served = None if source.model_config is None else self._served.get(source.model_config)
+            if served is not None:
+                # SGLang has put the location of the update there.
+                source.model_config.model_path = served.path
+            raise
+
+    def _open(self, source: DefaultModelLoader.Source, **keywords: Any) -> Weights:
         place = self._place(source)
+        where = source.model_or_path
+        if place is None and os.path.isabs(where) and not Path(where).exists():  # noqa: PTH117
+            message = f"`{where}`: there is no such directory"
+            raise advise(NotFoundError, message, "name a directory or a model of the Hub")
+        if place is None and _settings.is_url(where):
+            place = where
         if place is None or (isinstance(place, str) and Path(place).is_dir()):
             folder = source.model_or_path if place is None else place
+            _weights.refuse_gguf(folder, "SGLang")
             files, use_safetensors = self._files(source, folder, keywords.get("resolved_source"))
             if not use_safetensors:
                 self._settings.refuse_others(f"`{folder}`: files other than safetensors", "SGLang")
@@ -69,12 +154,24 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
                 message = "this model chooses files by its own patterns, which URLs and lists do not support"
                 raise advise(InvalidRequestError, message, "load it from a directory")
             weights = self._stream(place, show(place))
+        self._note(source, weights, show(folder if place is None else place))
         draft = self.load_config.draft_model_idx
         if draft is not None:
             return self._filter_mtp_weights(weights, source.prefix, draft)  # type: ignore[no-any-return]
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
         return ((source.prefix + name, tensor) for name, tensor in weights)
+
+    def _note(self, source: DefaultModelLoader.Source, weights: _weights.Weights, shown: str) -> None:
+        """Remember what is loaded, and check that it can replace what the model has."""
+        found = {source.prefix + name: (info.dtype, info.shape) for name, info in weights.infos.items()}
+        if source.model_config is not None:
+            served = self._served.get(source.model_config)
+            if served is not None and self._settings.missing_weights == "error":
+                reloading.check(served.loaded, found, shown)
+            self._config, self._shown, self._entries = source.model_config, shown, {}
+        self._entries.update(found)
+        self._tell_watch()
 
     def _files(self, source: DefaultModelLoader.Source, folder: str, resolved: Any) -> tuple[Sequence[str], bool]:
         if resolved is not None and folder == source.model_or_path:
@@ -86,7 +183,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             files = weight_utils.maybe_add_mtp_safetensors(files, folder, INDEX, source.model_config.hf_config)
         return files, use_safetensors
 
-    def _stream(self, source: str | Sequence[str], shown: str) -> Weights:
+    def _stream(self, source: str | Sequence[str], shown: str) -> _weights.Weights:
         # Ranks on this machine, which share its page cache: at most one per GPU.
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         ranks = min(ranks, torch.cuda.device_count() or ranks)

@@ -27,7 +27,14 @@ error.
 - `device`: `"cpu"` (the default), from which vLLM copies; or `"cuda"`, the GPU of each process.
 - The fields of `tload.Options`, except `writable`. `order` is `"file"` by default, as with vLLM's
   own loader.
+- `missing_weights`: What happens if a parameter of the model did not get all of its weights:
+  `"error"` (the default) names it and the tensors that are missing, `"warn"` logs that, and `"off"`
+  does not look.
 - `enable_weights_track`: As for vLLM's own loader: raise an error for weights that were not loaded.
+  `false` makes `missing_weights` `"warn"` by default.
+
+For a reload (`reload_weights`), weights are opened and compared with those of the model before
+vLLM gives these up: errors until then leave the model as it was. Its `weights_path` may be a URL.
 
 With several processes (tensor, pipeline or data parallel), every process gets every tensor, as with
 vLLM's own loader, except experts of other ranks with `--enable-ep-weight-filter`. One process of

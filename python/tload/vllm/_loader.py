@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import os
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,31 +18,66 @@ from vllm.model_executor.model_loader import weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 
-from tload._errors import InvalidRequestError, advise
+from tload._engines import reload as reloading
+from tload._engines import watch as arming
+from tload._errors import InvalidRequestError, NotFoundError, advise
 from tload._sources.opened import show
-from tload.vllm import _settings, _weights
+from tload.vllm import _parameters, _settings, _weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Generator, Iterator, Sequence
 
     import torch
     from torch.distributed import ProcessGroup
     from vllm.config import ModelConfig
     from vllm.config.load import LoadConfig
 
-    Weights = Iterator[tuple[str, torch.Tensor]]
+    Weights = Generator[tuple[str, torch.Tensor], None, None]
 
 # A child of vLLM's logger, whose handlers print its records.
 logger = init_logger("vllm.tload")
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A model that has weights."""
+
+    first: str
+    """Name of the model when it was loaded first: then `source` is another name for it."""
+    place: dict[str, Any]
+    """Fields of the configuration that name the weights."""
+    loaded: reloading.Loaded
+    parameters: Collection[str]
+    """Names of the parameters of the first load."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The weights of one source."""
+
+    weights: _weights.Weights | Weights
+    prefix: str
+    shown: str
+
+    def __iter__(self) -> Weights:
+        return ((self.prefix + name, tensor) for name, tensor in self.weights)
+
+    def entries(self) -> Iterator[tuple[str, reloading.Entry]]:
+        """Yield the tensors, or nothing if vLLM reads the files."""
+        if isinstance(self.weights, _weights.Weights):
+            for name, info in self.weights.infos.items():
+                yield self.prefix + name, (info.dtype, info.shape)
+
+
 class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks run without vLLM
     """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
 
-    _loaded_from: ClassVar[weakref.WeakKeyDictionary[torch.nn.Module, str]] = weakref.WeakKeyDictionary()
-    """Name of each model when `source` was loaded into it: a reload may use another location."""
+    _served: ClassVar[weakref.WeakKeyDictionary[torch.nn.Module, _Served]] = weakref.WeakKeyDictionary()
+    """Models with weights. A reload has a loader of its own."""
 
     counter_before_loading_weights: float
+    _watch: arming.Watch | None = None
+    """Watch over `load_weights` while it runs: the model has no weights that a failure could destroy."""
     _starts = False
     """True from the start of the engine, when all ranks load the served model."""
 
@@ -71,33 +109,96 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             super().download_model(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
-        self._loaded_from[model] = model_config.model
         self._starts = getattr(model_config, "runner_type", None) != "draft"
-        super().load_weights(model, model_config)
+        self._served.pop(model, None)
+        # Before the weights are requested: by then the parent has looked the model's method up.
+        self._watch = self._watching(model, model_config)
+        arming.arm(model, self._watch)
+        try:
+            super().load_weights(model, model_config)
+        finally:
+            self._watch = None
+            arming.disarm(model)
 
-    def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Weights:
+    def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """Open the weights, and return an iterator of them.
+
+        For a reload, vLLM gives the old weights up when this has returned. All that can be known
+        without reading tensors is therefore checked here.
+        """
+        served = self._served.get(model)
+        first = model_config.model if served is None else served.first
+        parts: list[_Part] = []
+        try:
+            parts = self._open_all(model_config, model)
+            entries = {name: entry for part in parts for name, entry in part.entries()}
+            if served is not None and self._settings.missing_weights == "error":
+                reloading.check(served.loaded, entries, parts[0].shown)
+        except BaseException:
+            for part in parts:
+                part.weights.close()
+            if served is not None:
+                # vLLM has put the location of the reload there. The next one may name none.
+                for name, value in served.place.items():
+                    setattr(model_config, name, value)
+            raise
+        place = {name: getattr(model_config, name, None) for name in ("model", "model_weights", "revision")}
+
+        def done(used: set[str] | None, names: Collection[str]) -> None:
+            loaded = reloading.Loaded(entries, None if used is None else used & entries.keys())
+            self._served[model] = _Served(first, place, loaded, names)
+
+        watch = self._watch
+        if watch is None:
+            watch = self._watching(model, model_config)
+            watch.replaces = served is not None
+            watch.known = None if served is None else served.parameters
+            arming.arm(model, watch)
+        watch.shown, watch.present, watch.done = parts[0].shown, entries, done
+        return itertools.chain.from_iterable(parts)
+
+    def _watching(self, model: torch.nn.Module, model_config: ModelConfig) -> arming.Watch:
+        draft = getattr(model_config, "runner_type", None) == "draft"
+        mode = self._settings.missing_weights
+        return arming.Watch(
+            shown=show(model_config.model),
+            # Drafts take what they lack from their target model, later.
+            missing_weights="warn" if draft and mode == "error" else mode,
+            logger=logger,
+            describe=_parameters.describer(model),
+            parts=getattr(model, "packed_modules_mapping", None) or {},
+        )
+
+    def _open_all(self, model_config: ModelConfig, model: torch.nn.Module) -> list[_Part]:
+        """Open the model's own weights and those beside them."""
         place = self._place(model_config, model)
-        if place is None:
-            yield from super().get_all_weights(model_config, model)
-            return
         patterns = getattr(model, "allow_patterns_overrides", None)
         unused = getattr(model, "is_unused_checkpoint_weight", None)
-        if isinstance(place, str) and Path(place).is_dir():
-            pt = getattr(model, "fall_back_to_pt_during_load", True)
+        if place is None or (isinstance(place, str) and Path(place).is_dir()):
             folder = self.Source(
-                place, None, fall_back_to_pt=pt, allow_patterns_overrides=patterns, is_unused_weight=unused
+                model_config.model if place is None else place,
+                model_config.revision if place is None else None,
+                fall_back_to_pt=getattr(model, "fall_back_to_pt_during_load", True),
+                allow_patterns_overrides=patterns,
+                is_unused_weight=unused,
             )
-            yield from self._get_weights_iterator(folder)
+            parts = [self._open_source(folder)]
         elif patterns is not None:
             message = f"{type(model).__name__} chooses files by its own patterns, which URLs and lists do not support"
             raise advise(InvalidRequestError, message, "load it from a directory")
         else:
             self._start_clock()
-            yield from self._stream(place, show(place), unused=unused)
-        for source in getattr(model, "secondary_weights", ()):
-            yield from self._get_weights_iterator(source)
+            parts = [_Part(self._stream(place, show(place), unused=unused), "", show(place))]
+        return parts + [self._open_source(source) for source in getattr(model, "secondary_weights", ())]
 
-    def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Weights:
+    def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self._open_source(source))
+
+    def _open_source(self, source: DefaultModelLoader.Source) -> _Part:
+        if os.path.isabs(source.model_or_path) and not Path(source.model_or_path).exists():  # noqa: PTH117
+            message = f"`{source.model_or_path}`: there is no such directory"
+            raise advise(NotFoundError, message, "name a directory, a model of the Hub, or a URL")
+        _weights.refuse_gguf(source.model_or_path, "vLLM")
         folder, files, use_safetensors, index_file = self._prepare_weights(
             source.model_or_path,
             source.subfolder,
@@ -110,7 +211,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             what = "torchao tensors" if torchao else "files other than safetensors"
             self._settings.refuse_others(f"`{source.model_or_path}`: {what}", "vLLM")
             logger.warning("`%s` has %s, which vLLM's own loader reads instead of tload", source.model_or_path, what)
-            return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
+            return _Part(super()._get_weights_iterator(source), "", show(source.model_or_path))  # with the prefix
         _weights.tell_others(folder, files, logger)
         prefixes = getattr(self, "_encoder_only_lm_prefixes", None)
         if prefixes is not None:
@@ -124,9 +225,9 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         weights = self._stream(
             sorted(files, key=_weights.natural), source.model_or_path, unused=source.is_unused_weight
         )
-        return ((source.prefix + name, tensor) for name, tensor in weights)
+        return _Part(weights, source.prefix, show(source.model_or_path))
 
-    def _stream(self, source: str | Sequence[str], shown: str, *, unused: _weights.Keep | None) -> Weights:
+    def _stream(self, source: str | Sequence[str], shown: str, *, unused: _weights.Keep | None) -> _weights.Weights:
         experts = self.local_expert_ids
         return _weights.stream(
             source,
@@ -161,9 +262,12 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
     def _place(self, model_config: ModelConfig, model: torch.nn.Module | None = None) -> str | Sequence[str] | None:
         """Return the location of a model's weights, or `None` if vLLM has to find them by name."""
         source = self._settings.source
-        moved = model is not None and self._loaded_from.get(model, model_config.model) != model_config.model
+        served = None if model is None else self._served.get(model)
+        moved = served is not None and served.first != model_config.model
         if source is not None and _is_target(model_config) and not moved:
             return source
+        if _settings.is_url(model_config.model):
+            return str(model_config.model)  # of a reload: vLLM starts with no URL, except Run:ai's
         weights = getattr(model_config, "model_weights", None)
         return weights if _settings.is_url(weights) else None
 

@@ -17,13 +17,19 @@ from tload._options.load_options import Options, is_strict, resolve
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-OWN_KEYS = ("source", "store", "device")
+    from tload._engines.watch import MissingWeights
+
+OWN_KEYS = ("source", "store", "device", "missing_weights")
 OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
 """Fields of `Options`, except `writable`: engines copy the tensors."""
 STORE_KEYS = tuple(StoreKeywords.__annotations__)
 """Keys of `store` that need no mapping."""
 RUNAI_KEYS = ("distributed", "concurrency", "memory_limit")
 """Keys of vLLM's and SGLang's loaders for `runai_streamer`."""
+TUNED = ("concurrency", "enable_gds", "enable_multithread_load", "max_workers", "num_threads")
+"""Keys of the engines' other loaders for what tload decides by itself."""
+MISSING_WEIGHTS = ("error", "warn", "off")
+"""Values of `missing_weights`."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -40,6 +46,8 @@ class Settings:
     secrets."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the loaded tensors. The engine copies them into its parameters."""
+    missing_weights: MissingWeights = "error"
+    """Treatment of parameters that get no weights. `"off"`: nothing looks for them."""
     options: Options = field(default_factory=Options)
     """Options of the load, including the environment's."""
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -104,6 +112,9 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
             raise _unknown(key, known)
     given = dict(extra)
     ignored = _take_runai(given) if runai else ()
+    if given.get("memory_limit") in (-1, 0) and not isinstance(given["memory_limit"], bool):
+        message = f"model_loader_extra_config: memory_limit {given['memory_limit']} is a value of runai_streamer"
+        raise advise(InvalidRequestError, message, "leave it out: tload has a limit of its own")
     try:
         source, store, device = _source(given), store_options.take(_mapping(given), given), _device(given)  # type: ignore[arg-type]
         store_options.check(store)
@@ -112,6 +123,7 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
             source=source,
             store=store,
             device=device,
+            missing_weights=_missing_weights(given),
             options=resolve(None, OptionKeywords(**options)),  # type: ignore[typeddict-item]  # Options checks them
             engine={key: given[key] for key in engine_keys if key in given},
             ignored=ignored,
@@ -136,6 +148,12 @@ def replaces_runai(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _unknown(key: object, known: list[str]) -> InvalidRequestError:
+    if key in TUNED:
+        message = f"model_loader_extra_config: {key!r} is a key of other loaders: tload tunes this itself"
+        return advise(InvalidRequestError, message, f"leave {key!r} out")
+    if key == "distributed":
+        message = "model_loader_extra_config: 'distributed' is a key of runai_streamer"
+        return advise(InvalidRequestError, message, 'ranks of a node share by default; "share": "none" prevents it')
     message = f"model_loader_extra_config: {key!r} is not a key of tload{suggestion(str(key), known)}"
     return advise(InvalidRequestError, message, f"the keys are {', '.join(known)}")
 
@@ -173,6 +191,17 @@ def _device(given: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
         message = f"device {device!r}: it can be cpu, cuda (this process's own GPU)"
         raise InvalidRequestError(message)
     return "cuda" if device == "cuda" else "cpu"
+
+
+def _missing_weights(given: Mapping[str, Any]) -> MissingWeights:
+    found = given.get("missing_weights")
+    if found is None:
+        # Who lets the engine not look for them does not want an error.
+        return "warn" if given.get("enable_weights_track") is False else "error"
+    if found not in MISSING_WEIGHTS:  # any object, hashable or not
+        message = f"missing_weights {found!r}: it can be {', '.join(MISSING_WEIGHTS)}"
+        raise InvalidRequestError(message)
+    return found  # type: ignore[no-any-return]
 
 
 def _take_runai(given: dict[str, Any]) -> tuple[str, ...]:

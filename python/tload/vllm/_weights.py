@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import tload
 from tload import _tload
 from tload._checkpoint.opening import open_for
-from tload._errors import Error, PeerError
+from tload._errors import Error, InvalidRequestError, PeerError, advise
 from tload._load.load import require_files
 from tload._ranks.group import raw_group
 from tload._sources.opened import show
@@ -30,14 +30,39 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from tload._checkpoint.checkpoint import Checkpoint
+    from tload._sources.entries import TensorInfo
     from tload.vllm._settings import Settings
 
 
 INDEX = "model.safetensors.index.json"
 """Index that comes before others."""
 
+RANK_FILE = re.compile(r"model-(rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors$")
+"""Names of the files of a sharded state, as vLLM and SGLang write them."""
+
 NAMES_SHOWN = 4
 """Maximum number of files that a message names."""
+
+
+class Weights:
+    """The tensors of a checkpoint that is open, in the order of their files."""
+
+    def __init__(
+        self, infos: Mapping[str, TensorInfo], tensors: Generator[tuple[str, torch.Tensor], None, None]
+    ) -> None:
+        self.infos = infos
+        """Header entries of all tensors, also of those that are not read, by name."""
+        self._tensors = tensors
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._tensors
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        return next(self._tensors)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._tensors.close()
 
 
 class Bar(Protocol):
@@ -83,6 +108,42 @@ def tell_others(folder: str, files: Sequence[str], logger: logging.Logger) -> No
         logger.info("tload reads %d files of `%s`; left out: %s%s", len(read), show(folder), shown, more)
 
 
+def refuse_shards(locations: Sequence[str], shown: str) -> None:
+    """Check that files are not those of a state that was saved by each rank.
+
+    Their tensors have the names and layouts of an engine's parameters. Loaded as a checkpoint, some
+    are skipped without an error.
+
+    Raises:
+        InvalidRequestError: They are.
+    """
+    found = [os.path.basename(each) for each in locations if RANK_FILE.match(os.path.basename(each))]  # noqa: PTH119
+    if found:
+        message = f"`{shown}`: {found[0]!r} is part of a sharded state, not of a checkpoint"
+        raise advise(
+            InvalidRequestError,
+            message,
+            "load it with --load-format sharded_state, from a store runai_streamer_sharded",
+        )
+
+
+def refuse_gguf(folder: str, engine: str) -> None:
+    """Check that a directory without other weights has no GGUF files.
+
+    Raises:
+        InvalidRequestError: It has.
+    """
+    path = Path(folder)
+    found = sorted(each.name for each in path.glob("*.gguf")) if path.is_dir() else []
+    if found and not any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt")):
+        shown = ", ".join(map(repr, found[:NAMES_SHOWN]))
+        more = f" and {len(found) - NAMES_SHOWN} more" if len(found) > NAMES_SHOWN else ""
+        message = f"`{show(folder)}` has weights in GGUF files only, which tload does not read: {shown}{more}"
+        raise advise(
+            InvalidRequestError, message, f"use {engine}'s own loader (--load-format gguf), or safetensors files"
+        )
+
+
 def open_source(source: str | Sequence[str], settings: Settings, group: tload.Group | None = None) -> Checkpoint:
     """Open the weights at the user's location. The core leaves second copies in a directory out."""
     store = dict(settings.store or {})
@@ -114,8 +175,10 @@ def stream(
     process_group: ProcessGroup | None = None,
     keep: Keep | None = None,
     unused: Keep | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a checkpoint. The caller owns them.
+) -> Weights:
+    """Open a checkpoint, read its headers, and return an iterator of its tensors.
+
+    Nothing else is read before the first tensor is requested. The caller owns the tensors.
 
     Args:
         source: Files, in the order to load them; or a directory, an index, a file, or a URL of
@@ -133,13 +196,33 @@ def stream(
     Raises:
         RuntimeError: Any failure, as engines expect, with the `tload.Error` as its cause.
     """
-    shown = show(shown)
+    loading = _load(source, settings, show(shown), open_bar, logger, ranks, process_group, keep, unused)
+    return Weights(next(loading), loading)  # type: ignore[arg-type]  # what it yields first
+
+
+def _load(  # noqa: PLR0917
+    source: str | Sequence[str],
+    settings: Settings,
+    shown: str,
+    open_bar: OpenBar,
+    logger: logging.Logger,
+    ranks: int,
+    process_group: ProcessGroup | None,
+    keep: Keep | None,
+    unused: Keep | None,
+) -> Iterator[dict[str, TensorInfo] | tuple[str, torch.Tensor]]:
+    """Yield the header entries of the weights once the files are open, and then the tensors.
+
+    A generator that has begun closes its files when it is closed or forgotten.
+    """
     try:
         # First, so that a rank that fails below has left the group, and the others need not wait.
         joined = _group(process_group, logger) if settings.shares() else None
         with joined or nullcontext() as ranks_here, _open(source, settings, ranks_here, logger) as (opened, group):
+            refuse_shards([shard.location for shard in opened.shards], shown)
             names = wanted(list(opened), keep, unused)
             require_files(opened, settings.options)
+            yield dict(opened)
             if names == []:
                 return
             with (

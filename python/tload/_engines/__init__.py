@@ -1,0 +1,1 @@
+"""Parts that the plugins for engines share. Imports no engine."""
