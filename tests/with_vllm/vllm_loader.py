@@ -209,7 +209,7 @@ def test_all_parameters_must_be_loaded(folder: Path) -> None:
         default().load_weights(Model([*DENSE, "missing"]), config(folder))
     for quantization in (None, "fp8"):
         with pytest.raises(
-            ValueError, match=rf"`{folder}` leaves 1 parameter of Model without weights: 'place' \(noth"
+            ValueError, match=rf"`{folder}` leaves 1 parameter of Model without weights: 'place' \(nothing"
         ):
             loader().load_weights(Model([*DENSE, "missing"]), config(folder, quantization=quantization))
     loader({"enable_weights_track": False}).load_weights(Model([*DENSE, "missing"]), config(folder))
