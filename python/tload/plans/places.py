@@ -23,6 +23,10 @@ class Owner(NamedTuple):
     tensor: torch.Tensor
     is_parameter: bool
 
+    def is_all_memory(self) -> bool:
+        """Return whether nothing else is in its storage."""
+        return self.tensor.numel() * self.tensor.element_size() == self.tensor.untyped_storage().nbytes()
+
 
 class Slots:
     """Parameters and buffers of all modules within a module, to put them back."""
@@ -78,10 +82,11 @@ class Owners:
             RefusedError: The tensor is in the storage of parameters, and in none or in parts of
                 several.
         """
-        storage = storage_of(tensor)
-        owners = self.by_storage.get(storage)
+        owners = self.by_storage.get(storage_of(tensor))
         if owners is None:
             return None
+        if len(owners) == 1 and owners[0].is_all_memory():
+            return owners[0]
         low, high = span(tensor)
         around = [owner for owner in owners if _contains(owner.tensor, low, high)]
         if not around:

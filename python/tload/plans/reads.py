@@ -46,6 +46,15 @@ class Box(NamedTuple):
     place_stride_whole: tuple[int, ...] = ()
     """Stride along each dimension of the slice, if the box is the slice."""
 
+    def is_copy_of(self, dtype: torch.dtype, elements: int) -> bool:
+        """Return whether the box is a whole tensor, and its copy has the same bytes."""
+        return (
+            self.shape == (elements,)
+            and self.source_stride == self.place_stride == (1,)
+            and self.source_dtype == self.place_dtype
+            and DTYPES[self.source_dtype] is dtype
+        )
+
 
 @dataclass(slots=True)
 class Read:
@@ -120,6 +129,9 @@ def rounds(plan: Plan, tensors: Sequence[torch.Tensor], *, is_one: bool) -> list
 
 def _reads(source: Source, boxes: list[Box], *, is_one: bool) -> list[Read]:
     dtype, shape = torch_form(source.dtype, source.shape)
+    if len(boxes) == 1 and boxes[0].is_copy_of(dtype, _size(shape)):
+        boxes = [boxes[0]._replace(place_stride_whole=_row_major(shape))]
+        return [Read(source.name, None, shape, boxes, is_direct=True)]
     whole = [Read(source.name, None, shape, boxes, is_direct=False)]
     if source.dtype == "F4" or any(DTYPES[box.source_dtype] is not dtype for box in boxes):
         return whole

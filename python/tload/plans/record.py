@@ -81,6 +81,7 @@ def record(
 def _stand_ins(
     recorder: Recorder, checkpoint: Checkpoint, names: list[str], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    metas: dict[tuple[torch.dtype, tuple[int, ...]], torch.Tensor] = {}
     for name in names:
         info = checkpoint[name]
         try:
@@ -90,7 +91,9 @@ def _stand_ins(
             raise RefusedError(message) from error
         origin = Origin(name, dtype, shape)
         recorder.origins.append(origin.record)
-        meta = torch.empty(shape, dtype=dtype, device="meta")
+        meta = metas.get((dtype, shape))
+        if meta is None:
+            meta = metas[dtype, shape] = torch.empty(shape, dtype=dtype, device="meta")
         yield name, StandIn(origin, meta, meta, device)
 
 
