@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tload._load.into import load_into
 from tload._load.load import require_files, stream
+from tload.plans import boxes
 from tload.plans.key import headers_of
 from tload.plans.places import bind, bits
-from tload.plans.plan import DTYPES, RefusedError, check_sources
+from tload.plans.plan import DTYPES, TENSOR, RefusedError, check_sources
 from tload.plans.reads import rounds
 
 if TYPE_CHECKING:
@@ -85,20 +87,23 @@ def write(
     for fill in plan.fills:
         _fill(tensors[fill.place], fill)
     reports = []
-    # Ranks that load together must start the same loads.
+    # Ranks that load together must start the same loads, so all of their tensors are in one.
+    chosen = boxes.tensors_in(plan, tensors) if group is None else None
+    if chosen is not None and bool(chosen.any()):
+        reports.append(boxes.load(plan, chosen, tensors, checkpoint, options))
+        plan = dataclasses.replace(plan, rows=plan.rows[~chosen[plan.rows[:, TENSOR]]])
     for reads in rounds(plan, tensors, is_one=group is not None):
         direct = {read.name: target for read in reads if (target := _target(read, tensors)) is not None}
         rest = {read.name: read for read in reads if read.name not in direct}
         slices = {read.name: read.index for read in reads if read.index is not None}
         if group is not None:
             direct, rest = {}, {read.name: read for read in reads}
-        common: dict[str, Any] = {"options": options, "group": group}
         if direct:
-            chosen = {name: slices[name] for name in direct if name in slices}
-            reports.append(load_into(direct, checkpoint, names=list(direct), slices=chosen, **common))
+            cut = {name: slices[name] for name in direct if name in slices}
+            reports.append(load_into(direct, checkpoint, names=list(direct), slices=cut, options=options))
         if rest:
-            chosen = {name: slices[name] for name in rest if name in slices}
-            reports.append(_copy_rest(rest, tensors, checkpoint, chosen, common))
+            cut = {name: slices[name] for name in rest if name in slices}
+            reports.append(_copy_rest(rest, tensors, checkpoint, cut, options=options, group=group))
     return reports
 
 
@@ -107,19 +112,26 @@ def _copy_rest(
     tensors: Sequence[torch.Tensor],
     checkpoint: Checkpoint,
     slices: dict[str, Any],
-    common: dict[str, Any],
+    *,
+    options: Options | None,
+    group: Group | None,
 ) -> Report:
     """Copy the boxes of tensors that cannot be loaded straight into parameters."""
-    places = {name: tensors[read.boxes[0].place].device for name, read in rest.items()}
-    devices = {str(place) for place in places.values()}
-    where: dict[str, Any] = {"device": devices.pop()}
-    if devices:
-        where = {"device_map": {name: str(place) for name, place in places.items()}}
-    with stream(checkpoint, names=list(rest), slices=slices, **where, **common) as loaded:
+    places = {name: str(tensors[read.boxes[0].place].device) for name, read in rest.items()}
+    names = list(rest)
+    with stream(
+        checkpoint, names=names, slices=slices, device_map=_device_map(places), options=options, group=group
+    ) as loaded:
         for name, values in loaded:
             for box in rest[name].boxes:
                 _copy(values, box, tensors[box.place])
-    return loaded.report
+        return loaded.report
+
+
+def _device_map(places: dict[str, str]) -> dict[str, str]:
+    """Return the map of devices by tensor: one entry for all where it is one device."""
+    devices = set(places.values())
+    return {"": devices.pop()} if len(devices) == 1 else places
 
 
 def _target(read: Read, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
