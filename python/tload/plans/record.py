@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from typing import TYPE_CHECKING
 
 import torch
@@ -99,7 +101,7 @@ def _stand_ins(
 
 def _call(recorder: Recorder, load: Load, weights: Iterator[tuple[str, torch.Tensor]]) -> object:
     try:
-        with recorder:
+        with recorder, _no_collections():
             returned = load(weights)
         recorder.require_no_number()
     except RefusedError:
@@ -113,6 +115,21 @@ def _call(recorder: Recorder, load: Load, weights: Iterator[tuple[str, torch.Ten
     if recorder.refused is not None:
         raise recorder.refused
     return returned
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the garbage collector from looking through all objects of an engine again and again.
+
+    A recording keeps some objects for each tensor.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _plan(recorder: Recorder, checkpoint: Checkpoint, key: str, returned: object) -> Plan:

@@ -33,6 +33,9 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose results tell Python something about values."""
 
+_METAS_MAX = 1 << 16
+"""Most views that are kept for other tensors of the same shape."""
+
 _DECIDES = "what the loader does may depend on values of the checkpoint"
 
 _LIKE = {
@@ -97,6 +100,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._computed_with: set[int] = set()
         """Storages of tensors with values of the checkpoint, and of what was computed with them."""
         self._number: object = None
+        self._metas: dict[Any, tuple[torch.Tensor, Any]] = {}
+        """Views of tensors on the meta device, each with what it is a view of: many have one shape."""
         self._views: dict[Callable[..., Any], bool] = {}
 
     def read_tensor(self, name: str) -> torch.Tensor:
@@ -138,19 +143,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _view(self, func: Any, first: StandIn, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the view of a stand-in, or `None` if its values are needed."""
-        seen = func(first.seen, *args, **kwargs)
-        if first.box is first.seen:
-            box = seen
-        elif func in _OF_MEMORY:
-            return None
-        else:
+        seen = box = self._view_of(func, first.seen, args, kwargs)
+        if first.box is not first.seen:
+            if func in _OF_MEMORY:
+                return None
             try:
-                box = _LOGICAL.get(func, func)(first.box, *args, **kwargs)
+                box = self._view_of(_LOGICAL.get(func, func), first.box, args, kwargs)
             except RuntimeError:
                 return None
         if isinstance(seen, torch.Tensor):
             return StandIn(first.origin, box, seen, first.device)
         return type(seen)(StandIn(first.origin, one, its, first.device) for one, its in zip(box, seen, strict=True))
+
+    def _view_of(self, func: Any, meta: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return a view of a tensor on the meta device; the same one for the same arguments."""
+        key = (func, id(meta), tuple(args))
+        try:
+            known = None if kwargs else self._metas.get(key)
+        except TypeError:  # a list
+            return func(meta, *args, **kwargs)
+        if known is None:
+            known = (meta, func(meta, *args, **kwargs))
+            if not kwargs and len(self._metas) < _METAS_MAX:
+                self._metas[key] = known
+        return known[1]
 
     def _converted(self, first: StandIn, kwargs: dict[str, Any]) -> StandIn | None:
         """Return a copy of a stand-in, or `None` if its values are needed."""
@@ -174,11 +190,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if owner is None:
             message = f"tensor {record.name!r} is copied to memory of no parameter"
             raise RefusedError(message)
-        box = source.box.expand(target.size())
+        box = source.box
+        if box.shape != target.shape:
+            box = box.expand(target.size())
         if source.numel() != target.numel():
             message = f"tensor {record.name!r} is repeated in parameter {owner.name!r}"
             raise RefusedError(message)
-        if any(step == 0 and n > 1 for n, step in zip(box.shape, box.stride(), strict=True)):
+        if 0 in box.stride() and any(step == 0 and n > 1 for n, step in zip(box.shape, box.stride(), strict=True)):
             message = f"tensor {record.name!r} is repeated in parameter {owner.name!r}"
             raise RefusedError(message)
         is_converted = source.seen.dtype is not box.dtype
