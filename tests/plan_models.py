@@ -37,7 +37,7 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 Case: TypeAlias = "tuple[Callable[[], Any], dict[str, torch.Tensor], set[str]]"
-"""How to make a module, the tensors of its checkpoint, and those that need the normal way."""
+"""Maker of a module, the tensors of its checkpoint, and those that need the normal way."""
 
 
 def stacked() -> Case:

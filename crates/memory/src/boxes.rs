@@ -50,11 +50,11 @@ struct Bytes<'a> {
 }
 
 impl TargetBox {
-    /// Creates a box in `len` bytes of memory at `memory`, of elements of `element` bytes that begin
-    /// at `offset` in the tensor and at `place` in memory. Dimensions come in any order.
+    /// Creates a box in `len` bytes of memory at `memory`, of elements of `element` bytes that
+    /// begin at `offset` in the tensor and at `place` in memory. Dimensions come in any order.
     ///
-    /// Returns `None` for a box that leaves the memory or has no elements, or whose dimensions reach
-    /// into each other in the tensor.
+    /// Returns `None` for a box that leaves the memory or has no elements, or whose dimensions
+    /// reach into each other in the tensor.
     pub fn new(
         (memory, len): (NonNull<u8>, usize),
         offset: usize,

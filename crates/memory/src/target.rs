@@ -54,8 +54,8 @@ impl Target {
         Self { place, len, owner }
     }
 
-    /// Creates a target for a tensor of `len` bytes in boxes of host memory. Returns `None` for a box
-    /// that leaves the tensor.
+    /// Creates a target for a tensor of `len` bytes in boxes of host memory. Returns `None` for a
+    /// box that leaves the tensor.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-"""What a plan depends on, as text."""
+"""Keys of plans: everything that a plan may depend on, as a digest."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Plan:
     """A load plan. Made by `record` and `restore`."""
 
     key: str
-    """What it depends on: see `tload.plans.key`."""
+    """Digest of everything that the plan may depend on: see `tload.plans.key`."""
     headers: str
     """Digest of the names, dtypes and shapes of the checkpoint."""
     sources: tuple[Source, ...]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tload.plans.plan import Plan, Source
 
-    Index = tuple[slice, ...]
+    _Index = tuple[slice, ...]
     _Along = tuple[int, int, int]
 
 _WORTH = 0.9
@@ -61,7 +61,7 @@ class Read:
     """A tensor, or a slice of it, and the boxes in it."""
 
     name: str
-    index: Index | None
+    index: _Index | None
     shape: tuple[int, ...]
     boxes: list[Box]
     is_direct: bool

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tload._options.load_options import Options
     from tload._ranks.group import Group
 
-    Load = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
+    _Load = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
 
 
 def record(
     module: torch.nn.Module,
     checkpoint: Checkpoint,
-    load: Load,
+    load: _Load,
     *,
     key: str = "",
     names: Iterable[str] | None = None,
@@ -99,7 +99,7 @@ def _stand_ins(
         yield name, StandIn(origin, meta, meta, device)
 
 
-def _call(recorder: Recorder, load: Load, weights: Iterator[tuple[str, torch.Tensor]]) -> object:
+def _call(recorder: Recorder, load: _Load, weights: Iterator[tuple[str, torch.Tensor]]) -> object:
     try:
         with recorder, _no_collections():
             returned = load(weights)
@@ -220,7 +220,7 @@ def _names(returned: object) -> tuple[str, ...] | None:
     return None
 
 
-def _repeat(recorder: Recorder, checkpoint: Checkpoint, load: Load, plan: Plan, device: torch.device) -> None:
+def _repeat(recorder: Recorder, checkpoint: Checkpoint, load: _Load, plan: Plan, device: torch.device) -> None:
     """Load the tensors that go the normal way once more, and require that they write the same."""
     again = Recorder(recorder.module, checkpoint)
 

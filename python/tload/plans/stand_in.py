@@ -29,7 +29,7 @@ class Copy(NamedTuple):
 
 @dataclass(slots=True)
 class OriginRecord:
-    """What a loader does with a tensor of the checkpoint."""
+    """Copies that a loader makes of a tensor of the checkpoint."""
 
     name: str
     copies: list[Copy] = field(default_factory=list)

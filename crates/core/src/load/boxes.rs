@@ -23,8 +23,8 @@ const FIXED: usize = 5;
 
 impl Loader {
     /// Configures the load to fill boxes of host memory: each selected tensor, or slice, is one of
-    /// `names` and goes to the boxes of its rows, each in one piece of `memory`, which `owner` keeps
-    /// alive. Bytes in no box are read and dropped.
+    /// `names` and goes to the boxes of its rows, each in one piece of `memory`, which `owner`
+    /// keeps alive. Bytes in no box are read and dropped.
     ///
     /// # Safety
     ///
