@@ -16,8 +16,8 @@ from torch import nn
 import plan_models
 import tload
 from test_load_into import save
-from tload import plans
-from tload.plans import disk
+from tload import _tload, plans
+from tload.plans import boxes, disk
 from tload.plans.places import bits
 from tload.plans.plan import Written, overlaps
 
@@ -48,7 +48,9 @@ def recorded(module: Any, checkpoint: tload.Checkpoint) -> plans.Plan:
 
 
 @pytest.mark.parametrize("case", plan_models.CASES, ids=lambda case: case.__name__)
-def test_plan_loads_what_the_loader_loads(case: Callable[[], plan_models.Case], tmp_path: Path) -> None:
+def test_plan_loads_what_the_loader_loads(
+    case: Callable[[], plan_models.Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     make, tensors, normal = case()
     path = save(tmp_path / "model.safetensors", tensors)
@@ -64,6 +66,12 @@ def test_plan_loads_what_the_loader_loads(case: Callable[[], plan_models.Case], 
         module = make()
         plans.run(kept, module, checkpoint, module.load_weights)
         assert digest(module) == wanted
+        # Without the core, as for parameters on GPUs.
+        with monkeypatch.context() as patch:
+            patch.setattr(boxes, "tensors_in", lambda plan, _: torch.zeros(len(plan.sources), dtype=torch.bool))
+            module = make()
+            plans.run(kept, module, checkpoint, module.load_weights)
+            assert digest(module) == wanted
         # Other values, as after a training step: nothing of the recorded ones is in the plan.
         others = {name: it.clone() for name, it in tensors.items()}
         for it in others.values():
@@ -351,11 +359,11 @@ def test_plans_that_were_changed_stay_inside_tensors_and_parameters(
     refused = ran = 0
     numbers = (-1, 0, 1, 2, 3, 7, 1 << 20, 1 << 47, 1 << 62, -(1 << 63))
     with tload.open(model) as checkpoint:
-        rows = restored(path).rows.shape
-        for row, column, number in itertools.product(range(rows[0]), range(rows[1]), numbers[::3]):
+        table = restored(path).rows.shape
+        for row, column, number in itertools.product(range(table[0]), range(table[1]), numbers[::3]):
 
-            def change(_: dict[str, Any], boxes: list[list[int]], at: Any = (row, column, number)) -> None:
-                boxes[at[0]][at[1]] = at[2]
+            def change(_: dict[str, Any], rows: list[list[int]], at: Any = (row, column, number)) -> None:
+                rows[at[0]][at[1]] = at[2]
 
             path.write_bytes(rewritten(whole, change))
             plan = plans.restore(path, "k")
@@ -523,7 +531,7 @@ def test_key_changes_with_all_that_a_plan_depends_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("boxes", "is_found"),
+    ("written", "is_found"),
     [
         ([Written(0, (4,), (1,), 1), Written(4, (4,), (1,), 1)], False),
         ([Written(0, (5,), (1,), 1), Written(4, (4,), (1,), 1)], True),
@@ -538,5 +546,75 @@ def test_key_changes_with_all_that_a_plan_depends_on() -> None:
         ([Written(0, (4,), (1,), 2), Written(7, (1,), (1,), 1)], True),
     ],
 )
-def test_overlaps_are_found(boxes: list[Written], is_found: bool) -> None:  # noqa: FBT001
-    assert overlaps(boxes) is is_found
+def test_overlaps_are_found(written: list[Written], is_found: bool) -> None:  # noqa: FBT001
+    assert overlaps(written) is is_found
+
+
+@pytest.mark.parametrize("case", [plan_models.stacked, plan_models.bytes_, plan_models.packed])
+def test_elements_that_a_run_leaves_out_are_noticed(
+    case: Callable[[], plan_models.Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    make, tensors, _ = case()
+    real = boxes._table
+    width = None
+
+    def short(plan: plans.Plan, chosen: torch.Tensor) -> bytes:
+        nonlocal width
+        width = 8 * (5 + 3 * plan.dims)
+        return real(plan, chosen)[:-width]
+
+    monkeypatch.setattr(boxes, "_table", short)
+    module = make()
+    with tload.open(save(tmp_path / "model.safetensors", tensors)) as checkpoint:
+        with pytest.raises(plans.RefusedError, match="not all of parameter"):
+            recorded(module, checkpoint)
+        assert width is not None
+        assert normally(lambda: module, checkpoint) == normally(make, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ((0, 0, 0, 60, 4, 1, 0, 0), None),
+        ((1, 0, 0, 0, 4, 1, 0, 0), "row 0 has no box"),
+        ((0, 1, 0, 0, 4, 1, 0, 0), "row 0 has no box"),
+        ((-1, 0, 0, 0, 4, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, -4, 4, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, 61, 4, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 17, 4, 4), "row 0 has no box"),
+        ((0, 0, 0, 0, 0, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 0, 4, 4), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 2, 0, 4), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 2, 1 << 62, 4), "leaves its tensor"),
+        ((0, 0, 64, 0, 4, 1, 0, 0), "leaves its tensor"),
+        ((0, 0, 0, 0, 4, 1), "row 0 has no box"),
+    ],
+)
+def test_tables_with_boxes_outside_are_refused(row: tuple[int, ...], reason: str | None, tmp_path: Path) -> None:
+    memory = torch.zeros(16)
+    path = save(tmp_path / "model.safetensors", {"x": torch.ones(16)})
+    table = array.array("q", row).tobytes()
+    with tload.open(path) as checkpoint:
+
+        def loader() -> Any:
+            raw: Any = checkpoint._raw
+            return _tload.Loader(
+                raw,
+                names=["x"],
+                found=[],
+                globs=[],
+                regexes=[],
+                device="cpu",
+                options=tload.Options(),
+                boxes=([(memory.data_ptr(), 64)], 1, table, memory),
+            )
+
+        if reason is None:
+            stream = loader().stream()
+            with pytest.raises(StopIteration):
+                stream.receive(None)
+            assert memory.tolist() == [0.0] * 15 + [1.0]
+            return
+        with pytest.raises(tload.InvalidRequestError, match=reason):
+            loader()
