@@ -111,6 +111,11 @@ def reads_parameter(self: Any, w: dict[str, torch.Tensor]) -> None:
     self.b.data.copy_(self.a.data * 2)
 
 
+def copies_parameter(self: Any, w: dict[str, torch.Tensor]) -> None:
+    self.a.data.copy_(w["x"])
+    self.b.data.copy_(self.a.data)
+
+
 def adds(self: Any, w: dict[str, torch.Tensor]) -> None:
     self.a.data.add_(w["x"])
 
@@ -240,6 +245,7 @@ REFUSED = [
     (twice, "boxes overlap in parameter 'a'"),
     (no_owner, "tensor 'x' is copied to memory of no parameter"),
     (reads_parameter, "reads or changes parameter 'a'"),
+    (copies_parameter, "reads or changes parameter 'a'"),
     (adds, "reads or changes parameter 'a'"),
     (repeats, "tensor 'x' is repeated in parameter 'a'"),
     (expands, "tensor 'x' is repeated in parameter 'a'"),
