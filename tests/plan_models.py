@@ -297,6 +297,23 @@ def transposed() -> Case:
     return lambda: Model({"w": empty(12, 8).t(), "copy": empty(12)}, one), {"w": rand(8, 12)}, set()
 
 
+def zeroed() -> Case:
+    """GPT-OSS on the second rank: a bias that only the first one adds."""
+
+    def one(self: Any, name: str, tensor: torch.Tensor) -> str:
+        if name == "bias":
+            self.first.data.copy_(tensor[0])
+            tensor[1].zero_()
+            self.bias.data.copy_(tensor)
+        else:
+            self.w.data.copy_(tensor)
+        return name
+
+    parameters = {"bias": torch.ones(2, 4).to(BF16), "first": empty(4), "w": empty(4, 4)}
+    checkpoint = {"bias": rand(2, 4), "w": rand(4, 4)}
+    return lambda: Model({name: tensor.clone() for name, tensor in parameters.items()}, one), checkpoint, {"bias"}
+
+
 def collected() -> Case:
     """A loader that takes all tensors first, joins two of them, and reads a buffer."""
 
@@ -337,5 +354,6 @@ CASES = [
     padded,
     bytes_,
     transposed,
+    zeroed,
     collected,
 ]

@@ -129,7 +129,7 @@ def expands(self: Any, w: dict[str, torch.Tensor]) -> None:
 
 
 def changes_source(self: Any, w: dict[str, torch.Tensor]) -> None:
-    self.a.data.copy_(w["x"].mul_(2))
+    self.a.data.copy_(w["x"].clone().mul_(2))
 
 
 def replaces(self: Any, w: dict[str, torch.Tensor]) -> None:

@@ -139,7 +139,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 made = self._converted(first, kwargs)
             if made is not None:
                 return made
+            if func._schema.is_mutable and self._changes_memory(first):  # noqa: SLF001
+                self._ordinary(func, *self._materialized(func, args, kwargs))
+                return first
         return self._ordinary(func, *self._materialized(func, args, kwargs))
+
+    def _changes_memory(self, first: StandIn) -> bool:
+        """Return whether a change of a stand-in changes the tensor that it shows: it is no copy.
+
+        Stand-ins of a tensor that was read show its memory from then on, with all changes.
+        """
+        if first.box is not first.seen or first.device.type != "cpu":
+            return False
+        self._materialize(first.origin)
+        return True
 
     def _view(self, func: Any, first: StandIn, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the view of a stand-in, or `None` if its values are needed."""
@@ -332,7 +345,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the arguments with values in place of stand-ins."""
         if func._schema.is_mutable:  # noqa: SLF001
             for argument, value in zip(func._schema.arguments, args, strict=False):  # noqa: SLF001
-                if isinstance(value, StandIn) and argument.alias_info is not None and argument.alias_info.is_write:
+                is_written = argument.alias_info is not None and argument.alias_info.is_write
+                if is_written and isinstance(value, StandIn) and (value is not args[0] or value.box is not value.seen):
                     message = f"the loader changes the tensor {value.origin.record.name!r} of the checkpoint"
                     raise RefusedError(message)
 
