@@ -10,6 +10,7 @@
 
 pub mod cgroup;
 
+mod boxes;
 mod device;
 mod file_view;
 mod in_place;
@@ -35,6 +36,7 @@ pub(crate) use tload_cuda as cuda;
 
 #[doc(inline)]
 pub use crate::sync::event_count::EventCount;
+pub use boxes::{BoxDim, TargetBox};
 pub use device::{DeviceBudget, DeviceBytes, DeviceCharge, DeviceRegion, ForeignMemory};
 pub use file_view::FileView;
 pub use lease::{Filled, Filling, Lease};

@@ -10,10 +10,13 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::boxes::TargetBox;
+
 /// Owner that keeps the caller's memory alive.
 pub type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// Destination of one tensor's bytes: contiguous memory of the caller, on the host or on a GPU.
+/// Destination of one tensor's bytes: memory of the caller, contiguous on the host or on a GPU, or
+/// boxes on the host.
 #[derive(Clone)]
 pub struct Target {
     place: Place,
@@ -21,9 +24,11 @@ pub struct Target {
     owner: Option<KeepAlive>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Place {
     Host(NonNull<u8>),
+    /// Bytes in no box go nowhere.
+    Boxes(Arc<[TargetBox]>),
     Cuda {
         ordinal: usize,
         address: u64,
@@ -31,8 +36,8 @@ enum Place {
     },
 }
 
-// SAFETY: `host`'s caller promised that only the load uses the memory, from any thread; the owner
-// is `Send` and `Sync`.
+// SAFETY: the callers of `host` and `boxes` promised that only the load uses the memory, from any
+// thread; the owner is `Send` and `Sync`.
 unsafe impl Send for Target {}
 // SAFETY: as above; `write` documents its requirements.
 unsafe impl Sync for Target {}
@@ -47,6 +52,25 @@ impl Target {
     pub unsafe fn host(start: NonNull<u8>, len: usize, owner: Option<KeepAlive>) -> Self {
         let place = Place::Host(start);
         Self { place, len, owner }
+    }
+
+    /// Creates a target for a tensor of `len` bytes in boxes of host memory. Returns `None` for a
+    /// box that leaves the tensor.
+    ///
+    /// # Safety
+    ///
+    /// The memory of the boxes must be valid for writes while `owner` lives, and nothing else may
+    /// use it until the load's stream has ended or handed out the tensor. No element may be in two
+    /// boxes.
+    #[doc(hidden)]
+    pub unsafe fn boxes(
+        boxes: Vec<TargetBox>,
+        len: usize,
+        owner: Option<KeepAlive>,
+    ) -> Option<Self> {
+        let is_inside = boxes.iter().all(|it| it.source_end() <= len);
+        let place = Place::Boxes(boxes.into());
+        is_inside.then_some(Self { place, len, owner })
     }
 
     /// Creates a target of `len` bytes at `address` of GPU `ordinal`. Copies begin after the work
@@ -95,7 +119,7 @@ impl Target {
     #[inline]
     pub fn ordinal(&self) -> Option<usize> {
         match self.place {
-            Place::Host(_) => None,
+            Place::Host(_) | Place::Boxes(_) => None,
             Place::Cuda { ordinal, .. } => Some(ordinal),
         }
     }
@@ -104,17 +128,18 @@ impl Target {
     #[inline]
     pub fn stream(&self) -> Option<u64> {
         match self.place {
-            Place::Host(_) => None,
+            Place::Host(_) | Place::Boxes(_) => None,
             Place::Cuda { stream, .. } => Some(stream),
         }
     }
 
-    /// Address of the first byte, on the host or on the GPU.
+    /// Address of the first byte, on the host or on the GPU; of the first box, or zero.
     #[inline]
     pub fn address(&self) -> u64 {
-        match self.place {
+        match &self.place {
             Place::Host(start) => start.as_ptr().expose_provenance() as u64,
-            Place::Cuda { address, .. } => address,
+            Place::Boxes(boxes) => boxes.first().map_or(0, TargetBox::address),
+            Place::Cuda { address, .. } => *address,
         }
     }
 
@@ -130,14 +155,23 @@ impl Target {
     #[expect(clippy::panic, reason = "documented; the sink for GPUs never calls it")]
     #[inline]
     pub unsafe fn write(&self, offset: usize, bytes: &[u8]) {
-        let Place::Host(start) = self.place else {
-            panic!("the processor cannot write to memory of a GPU");
-        };
         let end = offset.checked_add(bytes.len());
         assert!(
             end.is_some_and(|end| end <= self.len),
             "a tensor leaves its target"
         );
+        let start = match &self.place {
+            Place::Host(start) => *start,
+            Place::Boxes(boxes) => {
+                for it in boxes.iter() {
+                    // SAFETY: `boxes`' caller promised memory that is valid for writes and that
+                    // only the load uses.
+                    unsafe { it.write(offset, bytes) };
+                }
+                return;
+            }
+            Place::Cuda { .. } => panic!("the processor cannot write to memory of a GPU"),
+        };
         // SAFETY: inside the target, asserted above.
         let to = unsafe { start.add(offset) };
         // SAFETY: `host`'s caller promised memory that is valid for writes and that only the load

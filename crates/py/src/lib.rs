@@ -49,35 +49,24 @@ mod _tload {
     use crate::interrupt::wait_in_steps;
 
     #[pymodule_export]
-    use crate::checkpoint::Checkpoint;
-    #[pymodule_export]
-    use crate::configuration::{configured_options, configured_store};
-    #[pymodule_export]
-    use crate::copy::{copy, has_secret, list_files, read_beside, show_location};
-    #[pymodule_export]
-    use crate::early::EarlyStart;
-    #[pymodule_export]
-    use crate::group::Group;
-    #[pymodule_export]
-    use crate::loader::Loader;
-    #[pymodule_export]
-    use crate::options::{
-        check_options, format_bytes, option_from_variable, parse_bytes, seconds, verify_mode,
+    use crate::{
+        checkpoint::Checkpoint,
+        configuration::{configured_options, configured_store},
+        copy::{copy, has_secret, list_files, read_beside, show_location},
+        early::EarlyStart,
+        group::Group,
+        loader::Loader,
+        options::{
+            check_options, format_bytes, option_from_variable, parse_bytes, seconds, verify_mode,
+        },
+        pages::{report_fragment, report_page, verified_fragment},
+        sharding::Sharding,
+        speed::{RecentSpeed, rate_as_text},
+        store::{check_store, parse_store_option, store_secrets},
+        stream::Stream,
+        tensor::{FlatBytes, Tensor},
+        verify::{read_signature, verify},
     };
-    #[pymodule_export]
-    use crate::pages::{report_fragment, report_page, verified_fragment};
-    #[pymodule_export]
-    use crate::sharding::Sharding;
-    #[pymodule_export]
-    use crate::speed::{RecentSpeed, rate_as_text};
-    #[pymodule_export]
-    use crate::store::{check_store, parse_store_option, store_secrets};
-    #[pymodule_export]
-    use crate::stream::Stream;
-    #[pymodule_export]
-    use crate::tensor::{FlatBytes, Tensor};
-    #[pymodule_export]
-    use crate::verify::{read_signature, verify};
 
     /// Waits until this process reads for no other rank any more, for `timeout` seconds at most.
     /// Returns whether it does not.

@@ -14,7 +14,7 @@ use crate::forked::Owned;
 use crate::group::Group;
 use crate::index::slice;
 use crate::interrupt;
-use crate::load_targets::LoadTargets;
+use crate::load_targets::{Boxes, LoadTargets, into_boxes};
 use crate::options::{self, selection};
 use crate::raised::Raised;
 use crate::sharding::Sharding;
@@ -36,11 +36,12 @@ impl Loader {
     /// `slices` maps names to indices: only these elements are loaded. With `sharding`, the rank's
     /// share of the selected tensors is loaded; no tensor may be divided by both. `device_map`
     /// lists the keys of a [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and
-    /// numpy arrays, tensors are loaded into these, on their devices.
+    /// numpy arrays, tensors are loaded into these, on their devices; with `boxes`, those of
+    /// `names` into boxes of host memory.
     #[new]
     #[pyo3(signature = (
         checkpoint, *, names, found, globs, regexes, device, options, device_map=Vec::new(),
-        slices=Vec::new(), sharding=None, targets=None, strict=true, cast=false
+        slices=Vec::new(), sharding=None, targets=None, strict=true, cast=false, boxes=None
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -61,6 +62,7 @@ impl Loader {
         targets: Option<&Bound<'_, PyAny>>,
         strict: bool,
         cast: bool,
+        boxes: Option<Boxes<'_>>,
     ) -> PyResult<Self> {
         let failed = |error| exception(py, &error);
         let keys = device_map
@@ -76,6 +78,7 @@ impl Loader {
             Ok((name, wanted.unwrap_or_default()))
         });
         let mut slices = slices.collect::<PyResult<Vec<_>>>()?;
+        let named = boxes.is_some().then(|| names.clone()).unwrap_or_default();
         let mut inner = tload::Loader::new(checkpoint)
             .select(selection(py, names, found, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
@@ -100,6 +103,9 @@ impl Loader {
             let matched = py.detach(|| inner.into_targets(targets.valid, rules));
             inner = matched.map_err(failed)?;
         }
+        if let Some(boxes) = boxes {
+            inner = into_boxes(py, inner, &named, boxes)?;
+        }
         Ok(Self {
             inner: Owned::new(inner),
         })
@@ -107,20 +113,14 @@ impl Loader {
 
     /// Returns the selected tensors, in file order.
     fn selected<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
-        let selected = self
-            .inner
-            .selected()
-            .map_err(|error| exception(py, &error))?;
+        let selected = self.tensors(py)?;
         selected.iter().map(|info| describe(py, info)).collect()
     }
 
     /// Returns the selected tensors that the caller has to copy to their targets: all that have
     /// bytes and that the load does not write to a target itself.
     fn copied<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
-        let selected = self
-            .inner
-            .selected()
-            .map_err(|error| exception(py, &error))?;
+        let selected = self.tensors(py)?;
         let is_copied = |info: &&tload::TensorInfo| {
             info.byte_len() > 0 && self.inner.target_of(info.name()).is_none()
         };
@@ -130,10 +130,7 @@ impl Loader {
 
     /// Returns the caller's tensors and arrays that the load writes to itself.
     fn written(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
-        let selected = self
-            .inner
-            .selected()
-            .map_err(|error| exception(py, &error))?;
+        let selected = self.tensors(py)?;
         let targets = selected
             .iter()
             .filter_map(|info| self.inner.target_of(info.name())?.owner());
@@ -143,10 +140,7 @@ impl Loader {
 
     /// Returns the dtypes of the selected tensors, sorted by name.
     fn dtypes(&self, py: Python<'_>) -> PyResult<Vec<&'static str>> {
-        let selected = self
-            .inner
-            .selected()
-            .map_err(|error| exception(py, &error))?;
+        let selected = self.tensors(py)?;
         let names: BTreeSet<_> = selected.iter().map(|info| info.dtype().name()).collect();
         Ok(names.into_iter().collect())
     }
@@ -212,5 +206,12 @@ impl Loader {
         let stream = Stream::new(started, empties, raised.clone());
         raised.check(py)?;
         Ok(stream)
+    }
+}
+
+impl Loader {
+    fn tensors(&self, py: Python<'_>) -> PyResult<Vec<tload::TensorInfo>> {
+        let selected = self.inner.selected();
+        selected.map_err(|error| exception(py, &error))
     }
 }

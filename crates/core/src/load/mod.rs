@@ -36,6 +36,7 @@ mod unified;
 mod wanted;
 pub(crate) mod watch;
 
+mod boxes;
 mod checkpoint;
 mod loader;
 mod request;

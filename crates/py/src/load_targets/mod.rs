@@ -52,6 +52,26 @@ struct Described {
 /// A tensor or array, or the reason why it is an invalid target.
 type Read = Result<Described, String>;
 
+/// Address and length of each piece of host memory, dimensions of boxes, the table of
+/// [`tload::Loader::into_boxes`] in native numbers of 8 bytes, and the owner of the memory.
+pub(crate) type Boxes<'py> = (Vec<(usize, usize)>, usize, &'py [u8], Py<PyAny>);
+
+/// Loads `names` into boxes.
+pub(crate) fn into_boxes(
+    py: Python<'_>,
+    loader: tload::Loader,
+    names: &[String],
+    (memory, dims, table, owner): Boxes<'_>,
+) -> PyResult<tload::Loader> {
+    let (numbers, _) = table.as_chunks();
+    let table: Vec<i64> = numbers.iter().copied().map(i64::from_ne_bytes).collect();
+    let owner: KeepAlive = Arc::new(owner);
+    // SAFETY: the package gives the memory of torch tensors that `owner` has, and boxes of a plan
+    // that it has checked. The docs of `run` forbid other use of the tensors during the load.
+    let boxed = unsafe { loader.into_boxes(names, &memory, dims, &table, &owner) };
+    boxed.map_err(|error| exception(py, &error))
+}
+
 impl LoadTargets {
     /// Reads a mapping of names.
     ///

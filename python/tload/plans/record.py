@@ -1,0 +1,240 @@
+"""Records what an engine's loader copies, over stand-ins for the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import TYPE_CHECKING
+
+import torch
+
+from tload.plans import run as runs
+from tload.plans.check import require_repeated, require_replaced
+from tload.plans.key import headers_of
+from tload.plans.places import Owners, Slots, bind, place_of
+from tload.plans.plan import FIXED, Fill, Place, Plan, RefusedError, Source, Written, meet, torch_form
+from tload.plans.recorder import Recorder
+from tload.plans.stand_in import Origin, StandIn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tload._checkpoint.checkpoint import Checkpoint
+    from tload._options.load_options import Options
+    from tload._ranks.group import Group
+
+    _Load = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
+
+
+def record(
+    module: torch.nn.Module,
+    checkpoint: Checkpoint,
+    load: _Load,
+    *,
+    key: str = "",
+    names: Iterable[str] | None = None,
+    device: str | torch.device = "cpu",
+    options: Options | None = None,
+    group: Group | None = None,
+) -> Plan:
+    """Record the copies of a loader, and load the module by them.
+
+    When this function returns, the module is loaded, and the plan was checked: every element that
+    it writes was replaced, and tensors that go the normal way write the same without the others.
+
+    Args:
+        module: The module whose parameters and buffers are loaded.
+        checkpoint: The open checkpoint.
+        load: The engine's loader, such as `model.load_weights`. It is called with the names and
+            tensors of the checkpoint, and, if some go the normal way, again with these only.
+        key: The key of the plan: see `tload.plans.key`.
+        names: The tensors that the loader gets, in this order. Default: all, in the order of the
+            checkpoint.
+        device: The device of the tensors that the loader gets.
+        options: Options of the loads.
+        group: The ranks that load together.
+
+    Raises:
+        RefusedError: There is no plan for this load: load the module the normal way, since the
+            contents of its parameters are undefined. An exception of the loader is its cause.
+        tload.Error: The checkpoint cannot be read.
+    """
+    names = list(checkpoint) if names is None else list(names)
+    recorder = Recorder(module, checkpoint)
+    slots = Slots(module)
+    try:
+        returned = _call(recorder, load, _stand_ins(recorder, checkpoint, names, torch.device(device)))
+        plan = _plan(recorder, checkpoint, key, returned)
+        try:
+            plan.check()
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
+        tensors = bind(module, plan.places)
+        require_replaced(plan, tensors, lambda boxes: runs.write(boxes, tensors, checkpoint, options, group))
+        if recorder.writes:
+            _repeat(recorder, checkpoint, load, plan, torch.device(device))
+    except BaseException:
+        # A loader may have made parameters of stand-ins.
+        slots.restore()
+        raise
+    return plan
+
+
+def _stand_ins(
+    recorder: Recorder, checkpoint: Checkpoint, names: list[str], device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
+    metas: dict[tuple[torch.dtype, tuple[int, ...]], torch.Tensor] = {}
+    for name in names:
+        info = checkpoint[name]
+        try:
+            dtype, shape = torch_form(info.dtype, info.shape)
+        except ValueError as error:
+            message = f"tensor {name!r}: {error}"
+            raise RefusedError(message) from error
+        origin = Origin(name, dtype, shape)
+        recorder.origins.append(origin.record)
+        meta = metas.get((dtype, shape))
+        if meta is None:
+            meta = metas[dtype, shape] = torch.empty(shape, dtype=dtype, device="meta")
+        yield name, StandIn(origin, meta, meta, device)
+
+
+def _call(recorder: Recorder, load: _Load, weights: Iterator[tuple[str, torch.Tensor]]) -> object:
+    try:
+        with recorder, _no_collections():
+            returned = load(weights)
+        recorder.require_no_number()
+    except RefusedError:
+        raise
+    except Exception as error:
+        if recorder.failed is not None:
+            raise recorder.failed from None
+        message = f"the loader failed: {type(error).__name__}: {error}"
+        raise RefusedError(message) from error
+    # A loader may have caught it.
+    if recorder.refused is not None:
+        raise recorder.refused
+    return returned
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the garbage collector from looking through all objects of an engine again and again.
+
+    A recording keeps some objects for each tensor.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _plan(recorder: Recorder, checkpoint: Checkpoint, key: str, returned: object) -> Plan:
+    state = Owners(recorder.module).state()
+    for name, _ in recorder.state.items() ^ state.items():
+        message = f"parameter {name!r} was made or replaced during the load"
+        raise RefusedError(message)
+    places: list[Place] = []
+    numbers: dict[str, int] = {}
+    for owner in recorder.written.values():
+        numbers[owner.name] = len(places)
+        places.append(place_of(owner.name, owner.tensor))
+    for owner in recorder.read:
+        if owner.name in numbers:
+            message = f"{owner.name!r} is read, and written to"
+            raise RefusedError(message)
+    sources: list[Source] = []
+    dtypes: dict[str, int] = {}
+    copies = [(origin, copy) for origin in recorder.origins if not origin.is_normal for copy in origin.copies]
+    dims = max((len(copy.shape) for _, copy in copies), default=0)
+    rows: list[list[int]] = []
+    last = None
+    for origin, copy in copies:
+        if origin is not last:
+            info = checkpoint[origin.name]
+            sources.append(Source(origin.name, info.dtype, info.shape))
+            last = origin
+        unused = dims - len(copy.shape)
+        rows.append(
+            [
+                len(sources) - 1,
+                numbers[copy.place],
+                dtypes.setdefault(copy.source_dtype, len(dtypes)),
+                dtypes.setdefault(copy.place_dtype, len(dtypes)),
+                copy.source_offset,
+                copy.place_offset,
+                *copy.shape,
+                *[1] * unused,
+                *copy.source_stride,
+                *[0] * unused,
+                *copy.place_stride,
+                *[0] * unused,
+            ]
+        )
+    normal = tuple(origin.name for origin in recorder.origins if origin.is_normal)
+    if recorder.writes and not normal:
+        place = next(iter(recorder.writes)).place
+        message = f"parameter {place!r} is written to with values that are of no tensor of the checkpoint"
+        raise RefusedError(message)
+    loaded = _names(returned)
+    _require_covered(recorder, loaded)
+    table = torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(len(rows), FIXED + 3 * dims)
+    fills = [
+        Fill(numbers[write.place], write.dtype, write.offset, write.shape, write.stride, value)
+        for write, value in recorder.fills.items()
+    ]
+    plan = Plan(
+        key, headers_of(checkpoint), tuple(sources), tuple(places), tuple(dtypes), table, tuple(fills), normal, loaded
+    )
+    _require_apart(recorder, plan, numbers)
+    return plan
+
+
+def _require_covered(recorder: Recorder, loaded: tuple[str, ...] | None) -> None:
+    """Require that what the loader says it has loaded was written."""
+    for name in loaded or ():
+        owner = recorder.owners.named(name)
+        if owner is not None and owner.tensor.numel() > 0 and owner.name not in recorder.written:
+            message = f"the loader says that it has loaded {name!r}, and nothing was written to it"
+            raise RefusedError(message)
+
+
+def _require_apart(recorder: Recorder, plan: Plan, numbers: dict[str, int]) -> None:
+    """Require that what the normal way writes is not what the plan writes."""
+    planned = plan.written() if recorder.writes else {}
+    normal: dict[int, list[Written]] = {}
+    for write in recorder.writes:
+        normal.setdefault(numbers[write.place], []).append(write.box())
+    for place, boxes in normal.items():
+        if meet(boxes, planned.get(place, ())):
+            message = f"a part of parameter {plan.places[place].name!r} is written to in two ways"
+            raise RefusedError(message)
+
+
+def _names(returned: object) -> tuple[str, ...] | None:
+    if isinstance(returned, (set, frozenset)) and all(isinstance(name, str) for name in returned):
+        return tuple(sorted(returned))
+    return None
+
+
+def _repeat(recorder: Recorder, checkpoint: Checkpoint, load: _Load, plan: Plan, device: torch.device) -> None:
+    """Load the tensors that go the normal way once more, and require that they write the same."""
+    again = Recorder(recorder.module, checkpoint)
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in plan.normal:
+            tensor = recorder.read_tensor(name).to(device)
+            again.watch(tensor)
+            yield name, tensor
+
+    def repeat() -> None:
+        _call(again, load, weights())
+
+    require_repeated(recorder.writes, recorder.written, repeat)
+    if not recorder.writes.keys() <= again.writes.keys() | again.fills.keys():
+        raise RefusedError("tensors that need the normal way write less without the others")
+    if not again.writes.keys() | again.fills.keys() <= recorder.writes.keys() | recorder.fills.keys():
+        raise RefusedError("tensors that need the normal way write more without the others")

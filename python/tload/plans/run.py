@@ -1,0 +1,179 @@
+"""Loads a module by a plan: straight into its parameters, without the engine's loader."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tload._load.into import load_into
+from tload._load.load import require_files, stream
+from tload.plans import boxes
+from tload.plans.key import headers_of
+from tload.plans.places import bind, bits
+from tload.plans.plan import DTYPES, TENSOR, RefusedError, check_sources
+from tload.plans.reads import rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from tload._checkpoint.checkpoint import Checkpoint
+    from tload._options.load_options import Options
+    from tload._ranks.group import Group
+    from tload.plans.plan import Fill, Plan
+    from tload.plans.reads import Box, Read
+    from tload.report import Report
+
+_INTEGERS = (1, 2, 4, 8)
+
+
+def run(
+    plan: Plan,
+    module: torch.nn.Module,
+    checkpoint: Checkpoint,
+    load: Callable[[Iterator[tuple[str, torch.Tensor]]], object] | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    options: Options | None = None,
+    group: Group | None = None,
+) -> list[Report]:
+    """Load a module by a plan.
+
+    Args:
+        plan: The plan, from `record` or `restore`.
+        module: The module, whose parameters are as they were recorded.
+        checkpoint: The open checkpoint, with the headers that were recorded.
+        load: The engine's loader, for tensors that need it (`plan.normal`).
+        device: The device of the tensors that the loader gets.
+        options: Options of the loads.
+        group: The ranks that load together. Each has a plan of its own.
+
+    Returns:
+        The reports of the loads.
+
+    Raises:
+        RefusedError: The plan does not fit, and nothing was written: load the normal way.
+        tload.Error: The checkpoint cannot be read.
+    """
+    if plan.normal and load is None:
+        raise RefusedError("some tensors need the engine's loader")
+    if headers_of(checkpoint) != plan.headers:
+        raise RefusedError("the headers of the checkpoint are not as they were recorded")
+    check_sources(plan, checkpoint)
+    try:
+        plan.check()
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    tensors = bind(module, plan.places)
+    require_files(checkpoint, options)
+    reports = write(plan, tensors, checkpoint, options, group)
+    if load is not None and plan.normal:
+        with stream(checkpoint, names=plan.normal, device=str(device), options=options, group=group) as weights:
+            load(iter(weights))
+            reports.append(weights.report)
+    return reports
+
+
+def write(
+    plan: Plan,
+    tensors: Sequence[torch.Tensor],
+    checkpoint: Checkpoint,
+    options: Options | None = None,
+    group: Group | None = None,
+) -> list[Report]:
+    """Write the boxes and constants of a plan that was checked into the parameters of its places."""
+    for fill in plan.fills:
+        _fill(tensors[fill.place], fill)
+    reports = []
+    # Ranks that load together must start the same loads, so all of their tensors are in one.
+    chosen = boxes.tensors_in(plan, tensors) if group is None else None
+    if chosen is not None and bool(chosen.any()):
+        reports.append(boxes.load(plan, chosen, tensors, checkpoint, options))
+        plan = dataclasses.replace(plan, rows=plan.rows[~chosen[plan.rows[:, TENSOR]]])
+    for reads in rounds(plan, tensors, is_one=group is not None):
+        direct = {read.name: target for read in reads if (target := _target(read, tensors)) is not None}
+        rest = {read.name: read for read in reads if read.name not in direct}
+        slices = {read.name: read.index for read in reads if read.index is not None}
+        if group is not None:
+            direct, rest = {}, {read.name: read for read in reads}
+        if direct:
+            cut = {name: slices[name] for name in direct if name in slices}
+            reports.append(load_into(direct, checkpoint, names=list(direct), slices=cut, options=options))
+        if rest:
+            cut = {name: slices[name] for name in rest if name in slices}
+            reports.append(_copy_rest(rest, tensors, checkpoint, cut, options=options, group=group))
+    return reports
+
+
+def _copy_rest(
+    rest: dict[str, Read],
+    tensors: Sequence[torch.Tensor],
+    checkpoint: Checkpoint,
+    slices: dict[str, Any],
+    *,
+    options: Options | None,
+    group: Group | None,
+) -> Report:
+    """Copy the boxes of tensors that cannot be loaded straight into parameters."""
+    places = {name: str(tensors[read.boxes[0].place].device) for name, read in rest.items()}
+    names = list(rest)
+    with stream(
+        checkpoint, names=names, slices=slices, device_map=_device_map(places), options=options, group=group
+    ) as loaded:
+        for name, values in loaded:
+            for box in rest[name].boxes:
+                _copy(values, box, tensors[box.place])
+        return loaded.report
+
+
+def _device_map(places: dict[str, str]) -> dict[str, str]:
+    """Return the map of devices by tensor: one entry for all where it is one device."""
+    devices = set(places.values())
+    return {"": devices.pop()} if len(devices) == 1 else places
+
+
+def _target(read: Read, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the memory that a read can be loaded straight into, if there is one."""
+    if not read.is_direct:
+        return None
+    box = read.boxes[0]
+    place = tensors[box.place]
+    if place.dtype is not DTYPES[box.place_dtype]:
+        return None
+    return place.as_strided(read.shape, box.place_stride_whole, place.storage_offset() + box.place_offset)
+
+
+def _copy(values: torch.Tensor, box: Box, place: torch.Tensor) -> None:
+    source_dtype, place_dtype = DTYPES[box.source_dtype], DTYPES[box.place_dtype]
+    row, to = values.reshape(-1), place
+    if row.dtype is not source_dtype:
+        row = row.view(torch.uint8).view(source_dtype)
+    start = place.storage_offset()
+    if to.dtype is not place_dtype:
+        size = place.element_size()
+        to = to.as_strided((to.numel(),), (1,)).view(torch.uint8).view(place_dtype)
+        start = start * size // place_dtype.itemsize
+    source = row.as_strided(box.shape, box.source_stride, row.storage_offset() + box.source_offset)
+    target = to.as_strided(box.shape, box.place_stride, start + box.place_offset)
+    if source_dtype is place_dtype and source_dtype.itemsize in _INTEGERS:
+        # Not every dtype can be copied, and every bit stays as it is.
+        source, target = bits(source), bits(target)
+    with _writing(place):
+        target.copy_(source)
+
+
+def _fill(place: torch.Tensor, fill: Fill) -> None:
+    dtype = DTYPES[fill.dtype]
+    to, start = place, place.storage_offset()
+    if place.dtype is not dtype:
+        to = to.as_strided((to.numel(),), (1,)).view(torch.uint8).view(dtype)
+        start = start * place.element_size() // dtype.itemsize
+    with _writing(place):
+        to.as_strided(fill.shape, fill.stride, start + fill.offset).fill_(fill.value)
+
+
+def _writing(place: torch.Tensor) -> AbstractContextManager[object]:
+    # A tensor that was made in inference mode can only be changed in that mode.
+    return torch.inference_mode() if place.is_inference() else torch.no_grad()
