@@ -132,7 +132,7 @@ def check(context: Path, version: str, scratch: Path) -> int:
 def inside(root: Path, work: Path, config: dict, arguments: list[str]) -> subprocess.CompletedProcess[str]:  # type: ignore[type-arg]
     """Run the image's entry point in its root file system, which is read-only but for `/tmp`."""
     # Engines make these.
-    for name in ("proc", "dev", "sys", "work"):
+    for name in ("proc", "dev", "sys", "data"):
         (root / name).mkdir(exist_ok=True)
     user, group = config["User"].split(":")
     mounts = ["--ro-bind", str(root), "/", "--proc", "/proc", "--dev", "/dev", "--ro-bind", "/sys", "/sys"]

@@ -41,7 +41,7 @@ pub struct BoxDim {
 }
 
 /// Bytes of a tensor on their way into a box.
-struct Bytes<'a> {
+struct Piece<'a> {
     bytes: &'a [u8],
     /// Their offset in the tensor.
     first: usize,
@@ -50,13 +50,13 @@ struct Bytes<'a> {
 }
 
 impl TargetBox {
-    /// Creates a box in `len` bytes of memory at `memory`, of elements of `element` bytes that
-    /// begin at `offset` in the tensor and at `place` in memory. Dimensions come in any order.
+    /// Creates a box in `memory`, of elements of `element` bytes that begin at `offset` in the
+    /// tensor and at `place` in memory. Dimensions come in any order.
     ///
     /// Returns `None` for a box that leaves the memory or has no elements, or whose dimensions
     /// reach into each other in the tensor.
     pub fn new(
-        (memory, len): (NonNull<u8>, usize),
+        memory: NonNull<[u8]>,
         offset: usize,
         place: usize,
         element: usize,
@@ -76,7 +76,7 @@ impl TargetBox {
             end = steps.checked_mul(dim.stride)?.checked_add(end)?;
         }
         source_end.checked_add(offset)?;
-        if element == 0 || end.checked_add(place)? > len {
+        if element == 0 || end.checked_add(place)? > memory.len() {
             return None;
         }
         let mut run = element;
@@ -92,7 +92,7 @@ impl TargetBox {
         dims.drain(..joined);
         dims.reverse();
         // SAFETY: inside the memory, checked above.
-        let start = unsafe { memory.add(place) };
+        let start = unsafe { memory.cast::<u8>().add(place) };
         Some(Self {
             start,
             offset,
@@ -123,7 +123,7 @@ impl TargetBox {
         if bytes.is_empty() || first >= self.source_end() || first + bytes.len() <= self.offset {
             return;
         }
-        let bytes = Bytes {
+        let bytes = Piece {
             bytes,
             first,
             start: self.start,
@@ -135,7 +135,7 @@ impl TargetBox {
     }
 }
 
-impl Bytes<'_> {
+impl Piece<'_> {
     /// Copies what there is of the elements that begin at `offset` in the tensor, to `place`.
     ///
     /// # Safety
@@ -204,8 +204,8 @@ mod tests {
         }
     }
 
-    fn of(memory: &mut [u8]) -> (NonNull<u8>, usize) {
-        (NonNull::from(&mut *memory).cast(), memory.len())
+    fn of(memory: &mut [u8]) -> NonNull<[u8]> {
+        NonNull::from(memory)
     }
 
     /// Returns the offsets of all bytes, in the tensor and in memory.

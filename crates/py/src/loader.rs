@@ -78,7 +78,7 @@ impl Loader {
             Ok((name, wanted.unwrap_or_default()))
         });
         let mut slices = slices.collect::<PyResult<Vec<_>>>()?;
-        let named = boxes.is_some().then(|| names.clone()).unwrap_or_default();
+        let of_boxes = (boxes.as_ref()).map_or_else(Vec::new, |_| names.clone());
         let mut inner = tload::Loader::new(checkpoint)
             .select(selection(py, names, found, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
@@ -104,7 +104,7 @@ impl Loader {
             inner = matched.map_err(failed)?;
         }
         if let Some(boxes) = boxes {
-            inner = into_boxes(py, inner, &named, boxes)?;
+            inner = into_boxes(py, inner, &of_boxes, boxes)?;
         }
         Ok(Self {
             inner: Owned::new(inner),

@@ -49,7 +49,7 @@ impl Loader {
         for (number, row) in table.chunks(width).enumerate() {
             let (tensor, it) = read(row, width, memory)
                 .and_then(|(tensor, it)| Some((boxes.get_mut(tensor)?, it)))
-                .ok_or_else(|| invalid(format!("row {number} has no box of its memory")))?;
+                .ok_or_else(|| invalid(&format!("row {number} has no box of its memory")))?;
             tensor.push(it);
         }
         let selected = self.selected()?;
@@ -62,11 +62,11 @@ impl Loader {
             let len = lens
                 .get(name.as_str())
                 .and_then(|len| usize::try_from(*len).ok());
-            let len = len.ok_or_else(|| invalid(format!("{name:?} is not selected")))?;
+            let len = len.ok_or_else(|| invalid(&format!("{name:?} is not selected")))?;
             // SAFETY: the caller vouches for the memory, in which the boxes are.
             let target = unsafe { Target::boxes(boxes, len, Some(KeepAlive::clone(owner))) };
             let target = target.ok_or_else(|| {
-                invalid(format!("a box leaves its tensor of {len} bytes")).with_tensor(name)
+                invalid(&format!("a box leaves its tensor of {len} bytes")).with_tensor(name)
             })?;
             targets.push((name.clone(), target));
         }
@@ -89,10 +89,11 @@ fn read(row: &[i64], width: usize, memory: &[(usize, usize)]) -> Option<(usize, 
         });
     }
     let start = NonNull::new(std::ptr::with_exposed_provenance_mut(memory.0))?;
-    let made = TargetBox::new((start, memory.1), offset, place, element, dims)?;
+    let memory = NonNull::slice_from_raw_parts(start, memory.1);
+    let made = TargetBox::new(memory, offset, place, element, dims)?;
     Some((tensor, made))
 }
 
-fn invalid(message: String) -> Error {
+fn invalid(message: &str) -> Error {
     Error::invalid_request(format!("boxes: {message}"))
 }
