@@ -380,10 +380,44 @@ def check_keywords(block: Block, call: ast.Call) -> None:
             known = set(inspect.signature(tload.open).parameters)
         case "tload.Options":
             known = set(OptionKeywords.__optional_keys__)
+        case "tload.S3" | "tload.GCS" | "tload.Azure" | "tload.HuggingFace" | "tload.HTTP" | "tload.OCI" as name:
+            known = set(inspect.signature(getattr(tload, name.rpartition(".")[2])).parameters)
         case _:
             return
     for keyword in call.keywords:
         assert keyword.arg in {None, *known}, f"{where(block)}: {ast.unparse(call.func)} takes no {keyword.arg}"
+
+
+STORE_KEYS = {name for name, _, _ in tload._tload.STORE_KEYS}
+"""Options of object stores. Names of headers follow `header.`."""
+
+
+def test_documented_options_of_stores_exist() -> None:
+    """In `--store KEY=VALUE`, in dicts for `store=`, in tables of options, as `KEY=true`, and in
+    configuration files."""
+    forms = set()
+    for page, name in zip(PAGES, NAMES, strict=True):
+        tables = [tomllib.loads(block.text).get("store", {}) for block in blocks_of(page) if block.language == "toml"]
+        keys = {key for table in tables for one in (table, *table.values()) if isinstance(one, dict) for key in one}
+        settings = [("toml", key) for key in keys if "://" not in key]
+        for form, key in [*store_options_of(page.read_text()), *settings]:
+            forms.add(form)
+            assert key in STORE_KEYS or key.startswith("header."), f"{name}: no store has the option {key} ({form})"
+    assert forms == {"flag", "dict", "span", "table", "toml"}
+
+
+def store_options_of(text: str) -> Iterator[tuple[str, str]]:
+    """Return the options of stores that a page names, each with the form that it has there."""
+    yield from (("flag", key) for key in re.findall(r"--store[ =]([a-z_.-]+)=", text))
+    for given in re.findall(r"\bstore=\{([^}]*)\}", text):
+        yield from (("dict", key) for key in re.findall(r"[\"']([^\"']+)[\"']:", given))
+    # Python's are True and False.
+    yield from (("span", key) for key in re.findall(r"`([a-z_.]+)=(?:true|false)`", text))
+    for table in re.findall(
+        r"^\| option(?: \| (?:when|note) \|| of the store \|.*)\n(.*(?:\n\|.*)*)", text, re.MULTILINE
+    ):
+        cells = (row.split("|")[1] for row in table.splitlines()[1:])
+        yield from (("table", key) for cell in cells for key in re.findall(r"`([\w.]+)(?:=[^`]*)?`", cell))
 
 
 def imports(block: Block) -> set[str]:
