@@ -450,6 +450,26 @@ def help_of(*command: str) -> str:
     return done.stdout
 
 
+def test_pages_share_a_directory() -> None:
+    """A reader may run the commands of all pages in one directory: none finds what another page has
+    left there, and refuses it."""
+    made: dict[str, str] = {}
+    copied: dict[str, str] = {}
+    for block in all_blocks(*SHELLS):
+        for words in map(words_of, block.commands):
+            match words:
+                case ["tload", "synth", folder, *_] if block.reason is None:
+                    assert folder not in made, f"{where(block)}: {folder} was made by {made[folder]}"
+                    made[folder] = where(block)
+                case ["tload", "verify", source, *options] if "--write" in options and block.reason is None:
+                    is_first = block.page.name == "README.md"
+                    assert is_first or "--force" in options, f"{where(block)}: {source} has the manifest of the README"
+                case ["tload", "cp", source, folder, *_] if block.reason is None:
+                    assert copied.setdefault(folder, source) == source, f"{where(block)}: {folder} has another copy"
+    assert len(made) > 2
+    assert copied
+
+
 def test_documented_options_exist() -> None:
     checked = 0
     for block in all_blocks(*SHELLS):
