@@ -51,7 +51,7 @@ COMMANDS = {"tload", "tensorload"}
 """Names of the command. Programs start it by the second one: procps has a `tload` too."""
 
 SHELLS = {"bash", "console"}
-LANGUAGES = {"python", "rust", "json", "toml", "text", *SHELLS}
+LANGUAGES = {"python", "rust", "json", "toml", "text", "yaml", *SHELLS}
 
 NOT_RUN = {
     "README.md": 2,
