@@ -57,7 +57,6 @@ NOT_RUN = {
     "README.md": 2,
     "docs/api/integrations.md": 3,
     "docs/api/report.md": 1,
-    "docs/cache.md": 1,
     "docs/clouds/azure.md": 2,
     "docs/clouds/gcs.md": 2,
     "docs/clouds/huggingface.md": 2,
