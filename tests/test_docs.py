@@ -78,7 +78,7 @@ NOT_RUN = {
     "docs/troubleshooting.md": 4,
     "docs/tuning.md": 1,
     "docs/verify.md": 3,
-    "docs/with/command.md": 3,
+    "docs/with/command.md": 4,
     "docs/with/dcp.md": 2,
     "docs/with/pytorch.md": 1,
     "docs/with/rust.md": 2,
