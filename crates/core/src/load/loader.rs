@@ -220,8 +220,8 @@ impl Loader {
     }
 
     /// Sets caller memory for tensors, by name. The bytes are copied there from staging memory, and
-    /// the tensors that the stream yields only report completion. Tensors without a target get memory that the load
-    /// allocates.
+    /// the tensors that the stream yields only report completion. Tensors without a target get
+    /// memory that the load allocates.
     ///
     /// # Examples
     ///
