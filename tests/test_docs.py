@@ -51,13 +51,12 @@ COMMANDS = {"tload", "tensorload"}
 """Names of the command. Programs start it by the second one: procps has a `tload` too."""
 
 SHELLS = {"bash", "console"}
-LANGUAGES = {"python", "rust", "json", "toml", "text", *SHELLS}
+LANGUAGES = {"python", "rust", "json", "toml", "text", "yaml", *SHELLS}
 
 NOT_RUN = {
     "README.md": 2,
     "docs/api/integrations.md": 3,
     "docs/api/report.md": 1,
-    "docs/cache.md": 1,
     "docs/clouds/azure.md": 2,
     "docs/clouds/gcs.md": 2,
     "docs/clouds/huggingface.md": 2,
@@ -79,7 +78,7 @@ NOT_RUN = {
     "docs/troubleshooting.md": 4,
     "docs/tuning.md": 1,
     "docs/verify.md": 3,
-    "docs/with/command.md": 3,
+    "docs/with/command.md": 4,
     "docs/with/dcp.md": 2,
     "docs/with/pytorch.md": 1,
     "docs/with/rust.md": 2,
@@ -380,10 +379,44 @@ def check_keywords(block: Block, call: ast.Call) -> None:
             known = set(inspect.signature(tload.open).parameters)
         case "tload.Options":
             known = set(OptionKeywords.__optional_keys__)
+        case "tload.S3" | "tload.GCS" | "tload.Azure" | "tload.HuggingFace" | "tload.HTTP" | "tload.OCI" as name:
+            known = set(inspect.signature(getattr(tload, name.rpartition(".")[2])).parameters)
         case _:
             return
     for keyword in call.keywords:
         assert keyword.arg in {None, *known}, f"{where(block)}: {ast.unparse(call.func)} takes no {keyword.arg}"
+
+
+STORE_KEYS = {name for name, _, _ in tload._tload.STORE_KEYS}
+"""Options of object stores. Names of headers follow `header.`."""
+
+
+def test_documented_options_of_stores_exist() -> None:
+    """In `--store KEY=VALUE`, in dicts for `store=`, in tables of options, as `KEY=true`, and in
+    configuration files."""
+    forms = set()
+    for page, name in zip(PAGES, NAMES, strict=True):
+        tables = [tomllib.loads(block.text).get("store", {}) for block in blocks_of(page) if block.language == "toml"]
+        keys = {key for table in tables for one in (table, *table.values()) if isinstance(one, dict) for key in one}
+        settings = [("toml", key) for key in keys if "://" not in key]
+        for form, key in [*store_options_of(page.read_text()), *settings]:
+            forms.add(form)
+            assert key in STORE_KEYS or key.startswith("header."), f"{name}: no store has the option {key} ({form})"
+    assert forms == {"flag", "dict", "span", "table", "toml"}
+
+
+def store_options_of(text: str) -> Iterator[tuple[str, str]]:
+    """Return the options of stores that a page names, each with the form that it has there."""
+    yield from (("flag", key) for key in re.findall(r"--store[ =]([a-z_.-]+)=", text))
+    for given in re.findall(r"\bstore=\{([^}]*)\}", text):
+        yield from (("dict", key) for key in re.findall(r"[\"']([^\"']+)[\"']:", given))
+    # Python's are True and False.
+    yield from (("span", key) for key in re.findall(r"`([a-z_.]+)=(?:true|false)`", text))
+    for table in re.findall(
+        r"^\| option(?: \| (?:when|note) \|| of the store \|.*)\n(.*(?:\n\|.*)*)", text, re.MULTILINE
+    ):
+        cells = (row.split("|")[1] for row in table.splitlines()[1:])
+        yield from (("table", key) for cell in cells for key in re.findall(r"`([\w.]+)(?:=[^`]*)?`", cell))
 
 
 def imports(block: Block) -> set[str]:
@@ -414,6 +447,26 @@ def help_of(*command: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_pages_share_a_directory() -> None:
+    """A reader may run the commands of all pages in one directory: none finds what another page has
+    left there, and refuses it."""
+    made: dict[str, str] = {}
+    copied: dict[str, str] = {}
+    for block in all_blocks(*SHELLS):
+        for words in map(words_of, block.commands):
+            match words:
+                case ["tload", "synth", folder, *_] if block.reason is None:
+                    assert folder not in made, f"{where(block)}: {folder} was made by {made[folder]}"
+                    made[folder] = where(block)
+                case ["tload", "verify", source, *options] if "--write" in options and block.reason is None:
+                    is_first = block.page.name == "README.md"
+                    assert is_first or "--force" in options, f"{where(block)}: {source} has the manifest of the README"
+                case ["tload", "cp", source, folder, *_] if block.reason is None:
+                    assert copied.setdefault(folder, source) == source, f"{where(block)}: {folder} has another copy"
+    assert len(made) > 2
+    assert copied
 
 
 def test_documented_options_exist() -> None:

@@ -84,6 +84,8 @@ def pod_of(document: dict[str, Any]) -> dict[str, Any] | None:
             return {"spec": spec["template"]}
         case "ClusterStorageContainer":
             return {"spec": {"containers": [spec["container"]]}}
+        case "Pod":
+            return document
     template: dict[str, Any] | None = spec.get("template")
     return template
 

@@ -11,6 +11,7 @@ from mkdocs.structure.files import File
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS_MAX = 2
@@ -24,10 +25,22 @@ HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
 ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
 
 
+DEPLOY = re.compile(r"https://github\.com/tload/tload/blob/main/(deploy/[^)]+)")
+
+
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Add the changelog, which is at the root of the repository."""
+    """Add the changelog, which is at the root of the repository, and the files of `deploy/`, so that
+    links to them work without a network."""
     files.append(File.generated(config, "changes.md", abs_src_path=str(ROOT / "CHANGELOG.md")))
+    for path in sorted((ROOT / "deploy").rglob("*")):
+        if path.is_file() and path.suffix != ".md":
+            files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Let links to files of `deploy/` lead to those of the site."""
+    return DEPLOY.sub("../" * page.file.src_uri.count("/") + r"\1", markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:

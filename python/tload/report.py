@@ -326,8 +326,9 @@ class Report:
     requests: int
     """Requests to object stores for tensor data."""
     copied_bytes: int
-    """Bytes copied in memory after reading: only slices that are not contiguous in their file, and
-    tensors at offsets that are not a multiple of their dtype's alignment; otherwise 0."""
+    """Bytes copied in memory after reading: those of `load_into` on the CPU, of slices that are not
+    contiguous in their file, and of tensors at offsets that are not a multiple of their dtype's
+    alignment; otherwise 0. The printed report calls them "copied in memory"."""
     short_reads: int
     """Reads that returned fewer bytes than requested and were continued."""
     retries: int

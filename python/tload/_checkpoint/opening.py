@@ -117,15 +117,15 @@ async def open_async(
         **keywords: As in `tload.open`.
 
     Returns:
-        The checkpoint, a mapping of names to `TensorInfo`.
+        The checkpoint, a mapping of names to `TensorInfo`. A plain `with` closes it.
 
     Raises:
         Error: Any failure: see `tload.open`.
 
     Examples:
-        >>> checkpoint = await tload.open_async("s3://bucket/model")
-        >>> async with tload.stream(checkpoint) as tensors:
-        ...     names = [name async for name, _ in tensors]
+        >>> with await tload.open_async("s3://bucket/model") as checkpoint:
+        ...     async with tload.stream(checkpoint) as tensors:
+        ...         names = [name async for name, _ in tensors]
     """
     from tload._load import in_thread  # imports asyncio, which `import tload` does not
 

@@ -46,14 +46,16 @@ def load_into(
 
     Each tensor of the checkpoint is loaded into the target of the same name, on the CPU or on an
     NVIDIA GPU. Of a target that is a `DTensor`, the part that this rank holds is loaded: see
-    `Sharding.of`. Contiguous targets of the same dtype are written to directly, without a second copy
-    of the model in memory. Other targets are filled with `target.copy_(…)`, without gradients, from
-    a temporary tensor on the same device, on torch's current stream. Such a copy may still be
-    running when this function returns, so other streams have to wait for that stream. Parameters
-    that are one tensor (same address, shape, strides and dtype), such as tied weights, are filled
-    once; the checkpoint may have one of them or all. Two targets that share memory in another way,
-    such as a matrix and its transpose, or views of one memory in two dtypes, are refused if both
-    would be filled.
+    `Sharding.of`. Reads go to a bounded staging buffer. From there, bytes are copied to contiguous
+    targets of the same dtype as they arrive, without a second copy of the model in memory. On the
+    CPU this is one copy in memory more than `tload.load` needs (`copied_bytes` of the report), which
+    reads straight into tensors of its own. Other targets are filled with `target.copy_(…)`, without
+    gradients, from a temporary tensor on the same device, on torch's current stream. Such a copy
+    may still be running when this function returns, so other streams have to wait for that stream.
+    Parameters that are one tensor (same address, shape, strides and dtype), such as tied weights,
+    are filled once; the checkpoint may have one of them or all. Two targets that share memory in
+    another way, such as a matrix and its transpose, or views of one memory in two dtypes, are
+    refused if both would be filled.
 
     All targets that do not fit are found before a byte is written; the error counts them and names
     the first few of each kind. If the load fails later, the contents of the targets are undefined.

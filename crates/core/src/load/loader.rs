@@ -219,9 +219,9 @@ impl Loader {
         self
     }
 
-    /// Sets caller memory for tensors, by name. The bytes are written there, and the tensors that
-    /// the stream yields only report completion. Tensors without a target get memory that the load
-    /// allocates.
+    /// Sets caller memory for tensors, by name. The bytes are copied there from staging memory, and
+    /// the tensors that the stream yields only report completion. Tensors without a target get
+    /// memory that the load allocates.
     ///
     /// # Examples
     ///

@@ -112,10 +112,10 @@ with_transfer_counters! {
         pub verdict: Option<String>,
         /// Engine that was used, and why.
         pub engine: EngineReport,
-        /// Bytes copied in memory after they were read. These belong to slices that are not
-        /// contiguous in their file, and to tensors whose offset in the file is not a multiple of
-        /// their dtype's alignment, so that no direct read can place them at an aligned address.
-        /// Otherwise 0.
+        /// Bytes copied in memory after they were read. These belong to the caller's memory on the
+        /// host, which is filled from staging memory; to slices that are not contiguous in their
+        /// file; and to tensors whose offset in the file is not a multiple of their dtype's
+        /// alignment, so that no direct read can place them at an aligned address. Otherwise 0.
         pub copied_bytes: u64,
         /// Retries outside the data path (open, header, list, stat) since the checkpoint was
         /// opened, by this load and by other loads of the same checkpoint. Not included in
@@ -368,7 +368,7 @@ impl Report {
             (self.mapped_bytes, "mapped"),
             (self.remote_bytes, remote.as_str()),
             (self.cached_bytes, "from the cache"),
-            (self.copied_bytes, "rearranged in memory"),
+            (self.copied_bytes, "copied in memory"),
         ];
         let all = all.into_iter().filter(|(bytes, _)| *bytes > 0);
         let texts = all.map(|(bytes, how)| format!(", {} {how}", format_bytes(bytes)));

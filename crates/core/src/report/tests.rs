@@ -119,6 +119,6 @@ fn text_has_only_what_happened() {
         ..disk
     };
     let reads = "(252.0 MiB), 1.0 MiB through the page cache, 1.0 GiB in 80 requests, \
-                 512 B rearranged in memory, 1 short read continued\n";
+                 512 B copied in memory, 1 short read continued\n";
     assert!(other.to_string().contains(reads), "{other}");
 }

@@ -1,10 +1,12 @@
 //! Pages that are generated from the sources: the table of crates in ARCHITECTURE.md, that of
-//! options in `docs/tuning.md`, `docs/glossary.md`, `docs/unsafe.md`.
+//! options in `docs/tuning.md`, the manifest in `docs/deploy.md`, `docs/glossary.md`,
+//! `docs/unsafe.md`.
 //! `TLOAD_BLESS=1 cargo test -p tload --test it pages` writes them. Also checks that each folder
 //! has a map and each link of ARCHITECTURE.md a target.
 
 mod crates;
 mod glossary;
+mod manifest;
 mod options;
 mod unsafe_code;
 
