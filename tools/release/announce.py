@@ -40,8 +40,8 @@ $ pip install tload
 This installs"""
 
 IMAGE = """\
-The image of the command is `ghcr.io/tload/tload`. The files that this page names are in
-[`deploy/`]"""
+The image of the command is `ghcr.io/tload/tload`. The files that this page names are in the
+repository's folder [`deploy/`]"""
 
 TROUBLE = """\
 The image is `ghcr.io/tload/tload`, or [one that you build](deploy.md#an-image-of-the-command). In
@@ -52,7 +52,7 @@ CHANGES = [
     ("docs/quickstart.md", r"You need Python 3\.11 or newer on Linux, and Rust.*?This installs", QUICKSTART),
     ("docs/quickstart.md", r"pip install '\.\[", "pip install 'tload["),
     ("docs/with/rust.md", r"cargo add tload --path crates/core", "cargo add tload"),
-    ("docs/deploy.md", r"No image is published yet:.*?\n\[`deploy/`\]", IMAGE),
+    ("docs/deploy.md", r"No image is published yet:.*?\[`deploy/`\]", IMAGE),
     ("docs/troubleshooting.md", r"No image is published yet:.*?an image of yours", TROUBLE),
     ("deploy/kubernetes/*.yaml", r"registry\.example\.com/tload:", "ghcr.io/tload/tload:"),
 ]
