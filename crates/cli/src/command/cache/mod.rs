@@ -43,6 +43,13 @@ fn open(args: &CacheDirArgs) -> Result<CacheDirectory> {
 fn entries(cache: &CacheDirArgs, location: Option<&OsStr>) -> Result<Vec<CacheEntry>> {
     let location = location.map(options::location).transpose()?;
     let mut chosen = Vec::new();
+    if !cache.cache_dir.exists() {
+        let directory = cache.cache_dir.display();
+        note(&format!(
+            "{directory} does not exist yet: the first load with this cache creates it"
+        ));
+        return Ok(chosen);
+    }
     for entry in open(cache)?.entries() {
         if location
             .as_ref()
