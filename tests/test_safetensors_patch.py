@@ -3,6 +3,7 @@ ends."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from types import ModuleType
@@ -119,8 +120,7 @@ def test_report_counts_what_was_opened_inside(tmp_path: Path) -> None:
     assert (report.files, report.opened) == ((path,), 2)
     assert (report.viewed_tensors, report.viewed_bytes) == (2, 40)
     assert (report.read_tensors, report.read_bytes) == (4, 96 + 2 + 96 + 8)
-    if report.replaced:
-        assert str(report) == "2 files opened, 6 tensors: 40 B as views of mapped files, 202 B read"
+    assert str(report) == "2 files opened, 6 tensors: 40 B as views of mapped files, 202 B read"
     # Outside of the block, only the counters go on.
     with safe_open(path, "pt") as file:
         file.get_tensor("b")
@@ -128,6 +128,28 @@ def test_report_counts_what_was_opened_inside(tmp_path: Path) -> None:
     assert [metric(name) for name in names] == [now + more for now, more in zip(before, [4, 4, 56, 202], strict=True)]
     with patch():
         assert (patch.report().files, patch.report().opened) == ((), 0)
+
+
+def test_report_says_why_nothing_was_opened(
+    tmp_path: Path, modules: dict[str, ModuleType], caplog: pytest.LogCaptureFixture
+) -> None:
+    require("torch")
+    from safetensors import safe_open
+
+    caplog.set_level("INFO", "tload")
+    write_file(tmp_path / "a.safetensors", {"a": Content("U8", (8,), tile(0, 8))})
+    with patch() as replaced, safe_open(str(tmp_path / "a.safetensors"), "np") as file:
+        file.get_tensor("a")
+    assert replaced
+    report = patch.report()
+    assert modules
+    assert str(report) == (
+        "no file was opened by tload: only what transformers, accelerate and diffusers read is patched. In your "
+        "own code, import from tload.safetensors instead of safetensors"
+    )
+    assert caplog.messages[-1] == f"patch: {report}"
+    unused = "is patched; no imported module of theirs uses safetensors. In your own code"
+    assert unused in str(dataclasses.replace(report, replaced=()))
 
 
 def test_patch_is_undone_after_error(modules: dict[str, ModuleType]) -> None:

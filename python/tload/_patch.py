@@ -96,9 +96,10 @@ class patch(ContextDecorator):  # noqa: N801  # used like a function
     In their modules, `safe_open`, `load_file`, `load` and `load_model` of the safetensors package
     are replaced by those of `tload.safetensors`, and references to the package itself by
     `tload.safetensors`. The package is unchanged, and so are all other libraries, modules that are
-    imported later, and functions that import the package when they run. At the end of the outermost
-    block of the process, however it ends, everything is restored; attributes that other code has
-    replaced in the meantime are left alone.
+    imported later, and functions that import the package when they run. Your own calls of safetensors
+    are not replaced: import from `tload.safetensors` there. At the end of the outermost block of the
+    process, however it ends, everything is restored; attributes that other code has replaced in the
+    meantime are left alone.
 
     transformers and accelerate are imported if they are installed, diffusers is not.
 

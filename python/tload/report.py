@@ -241,8 +241,12 @@ class PatchReport:
     """Bytes of these."""
 
     def __str__(self) -> str:
-        if not self.replaced:
-            return "nothing was replaced: neither safetensors nor a library that reads with it is imported"
+        if not self.opened:
+            nothing = "" if self.replaced else "; no imported module of theirs uses safetensors"
+            return (
+                "no file was opened by tload: only what transformers, accelerate and diffusers read is "
+                f"patched{nothing}. In your own code, import from tload.safetensors instead of safetensors"
+            )
         tensors = self.viewed_tensors + self.read_tensors
         line = f"{_counted(self.opened, 'file')} opened, {_counted(tensors, 'tensor')}"
         sizes = [(self.viewed_bytes, "as views of mapped files"), (self.read_bytes, "read")]

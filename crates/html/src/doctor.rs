@@ -30,6 +30,7 @@ struct Diagnosis {
 #[serde(default)]
 struct First {
     id: String,
+    urgency: String,
     command: String,
 }
 
@@ -56,6 +57,21 @@ struct Failure {
     message: String,
 }
 
+impl Diagnosis {
+    /// Returns the sentence about the most urgent change, as the command ends its text with it.
+    fn first(&self) -> Option<String> {
+        let first = self.change_first.as_ref()?;
+        let found = self.findings.iter().find(|it| it.id == first.id)?;
+        let title = text(&found.title);
+        match (&*found.level, &*first.urgency) {
+            // The advice below says what to do.
+            ("fail", _) => Some(format!("Fix first: {title}")),
+            ("note" | "ok", "little") => None,
+            _ => Some(format!("Fix first: {title}: {}", text(&first.command))),
+        }
+    }
+}
+
 /// Levels from the worst to the best, with the headings of their findings.
 const LEVELS: [(&str, &str); 4] = [
     ("fail", "Failed"),
@@ -79,7 +95,9 @@ pub fn doctor_page(doctor: &Doctor) -> String {
         Some(location) => format!("This machine, for loads of {}", text(location)),
         None => "This machine, for loads".to_owned(),
     };
+    let first = diagnosis.first();
     let (level, badge) = match (failures, warnings) {
+        (0, 0) if first.is_some() => ("note", format_count(notes, "note")),
         (0, 0) => ("ok", "nothing needs fixing".to_owned()),
         (0, _) => ("warn", format_count(warnings, "warning")),
         (_, _) => ("fail", format!("{failures} failed")),
@@ -91,14 +109,6 @@ pub fn doctor_page(doctor: &Doctor) -> String {
         badge: Some(Badge { text: badge, level }),
         ..Page::default()
     };
-    let first = diagnosis.change_first.as_ref().and_then(|first| {
-        let found = diagnosis.findings.iter().find(|it| it.id == first.id)?;
-        Some(format!(
-            "Fix first: {}: {}",
-            text(&found.title),
-            text(&first.command)
-        ))
-    });
     page.lead.extend(first);
     let failure = diagnosis.error.as_ref().map(|error| text(&error.message));
     page.lead.extend(failure.filter(|_| failures == 0));

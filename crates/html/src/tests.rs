@@ -226,6 +226,43 @@ fn texts_are_escaped_everywhere() {
 }
 
 #[test]
+fn doctor_page_words_the_first_change_as_the_terminal_does() {
+    let fine = "nothing needs fixing";
+    for (level, urgency, badge, lead) in [
+        ("note", "little", fine, None),
+        ("ok", "little", fine, None),
+        ("note", "speed", "1 note", Some("Fix first: pages: echo 1")),
+        (
+            "warn",
+            "little",
+            "1 warning",
+            Some("Fix first: pages: echo 1"),
+        ),
+        (
+            "warn",
+            "hang",
+            "1 warning",
+            Some("Fix first: pages: echo 1"),
+        ),
+        ("fail", "failure", "1 failed", Some("Fix first: pages<")),
+    ] {
+        let page = doctor_page(&Doctor {
+            diagnosis: json!({
+                "change_first": {"id": "x", "urgency": urgency, "command": "echo 1"},
+                "findings": [{"id": "x", "level": level, "title": "pages", "value": "off",
+                    "change": {"urgency": urgency, "command": "echo 1"}}],
+            }),
+            ..Doctor::default()
+        });
+        let case = format!("{level} {urgency}");
+        assert!(page.contains(badge), "{case}: {page}");
+        assert_eq!(page.contains(fine), badge == fine, "{case}");
+        assert_eq!(page.contains("Fix first"), lead.is_some(), "{case}");
+        assert!(page.contains(lead.unwrap_or_default()), "{case}: {page}");
+    }
+}
+
+#[test]
 fn pages_load_nothing_from_elsewhere() {
     for (name, page) in all("a model") {
         for from in [

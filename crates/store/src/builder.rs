@@ -195,6 +195,31 @@ impl Opening<'_> {
         .with_hint("pass credentials, or set anonymous=true for public data"))
     }
 
+    /// Returns the error for a file of credentials that cannot be used. An option, one of
+    /// `object_store`'s options or a variable has its `path` as value.
+    pub(crate) fn unusable_file(&self, option: Option<&str>, path: &str, found: &str) -> Error {
+        let is_path = |(_, value): &(&str, &str)| *value == path;
+        let mut passed = self.options.passed_on(self.url.protocol);
+        let passed = || Some(format!("option {}", passed.find(is_path)?.0));
+        let variables = self.protocol.variables.into_iter();
+        let mut ambient = variables.flat_map(|of| self.environment.settings(of, true));
+        let ambient = || Some(ambient.find(|it| it.1 == path)?.0.to_ascii_uppercase());
+        let option = option.filter(|name| self.options.get(name) == Some(path));
+        let option = option.map(|name| format!("option {name}"));
+        let origin = option.or_else(passed).or_else(ambient);
+        let origin = origin.map_or(String::new(), |it| format!(" that {it} names"));
+        let found = self.redactor.clean(found, &Sent::default());
+        let message = format!("the file of credentials{origin} cannot be used: {found}");
+        let error = Error::new(ErrorKind::InvalidRequest, message);
+        // A key itself, given for the path of its file, is secret.
+        if path.contains(['{', '\n']) {
+            let error = error.with_location(self.url.shown());
+            return error.with_hint("pass the path of a file, not its contents");
+        }
+        let error = error.with_location(crate::error::printable(path));
+        error.with_hint("correct the path or the file, or pass other credentials")
+    }
+
     /// Translates a failure of `object_store` to build a store, which happens before any request.
     pub(crate) fn refused(&self, error: &object_store::Error) -> Error {
         let texts = texts(error);

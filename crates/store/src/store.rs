@@ -275,7 +275,7 @@ fn offline(options: &StoreOptions) -> Option<(String, String)> {
     (check(options) == Check::Offline).then(|| {
         (
             "is not in the cache, and cache_check=offline forbids requests".to_owned(),
-            "do the same once with this cache_dir and without cache_check=offline: files beside the weights come with a copy only".to_owned(),
+            "load once with this cache_dir and without cache_check=offline; the report of that load names objects that cannot be cached, and files beside the weights come with a copy only".to_owned(),
         )
     })
 }

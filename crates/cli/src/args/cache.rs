@@ -55,10 +55,9 @@ pub(crate) struct CacheDirArgs {
         env = "TLOAD_CACHE_DIR",
         default_value = configured::store("cache_dir"),
         hide_default_value = true,
-        required = !configured::has_store("cache_dir"),
         hide_env_values = true
     )]
-    pub(crate) cache_dir: PathBuf,
+    pub(crate) cache_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -34,13 +34,8 @@ pub(super) fn store(key: &str) -> Resettable<OsStr> {
 /// Returns the argument in whose absence that of an option is required: none if all stores have
 /// the option.
 pub(super) fn unless_store(key: &str, argument: &'static str) -> Vec<&'static str> {
-    if has_store(key) {
+    if matches!(store(key), Resettable::Value(_)) {
         return Vec::new();
     }
     vec![argument]
-}
-
-/// Returns whether all stores have an option.
-pub(super) fn has_store(key: &str) -> bool {
-    matches!(store(key), Resettable::Value(_))
 }

@@ -56,7 +56,10 @@ use crate::exit;
 Loads LLM weights as fast as the hardware allows.
 
 Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path or \
-URL ({}) of any of the three.", location::schemes()))]
+URL ({}) of any of the three.
+
+A configuration file has defaults of options: ~/.config/tload/config.toml, or the file that \
+`TLOAD_CONFIG` names.", location::schemes()))]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -140,6 +143,9 @@ ranks hold what they keep; kept tensors are read once before."#;
 ///
 /// Each tensor is dropped on arrival, so memory stays within the limit regardless of the
 /// checkpoint's size.
+///
+/// Options that are not given come from their variables, then from the configuration file (see
+/// `tload --help`).
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = format!("{}\n\n{WORDS_HELP}\n\n{DIGEST_HELP}", store::keys()))]
 pub(crate) struct LoadArgs {
@@ -183,7 +189,8 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Each finding is ok, note (worth knowing), warn (costs speed; the advice says what to do) or fail
-(LOCATION cannot be opened or does not answer; the findings about the machine are still printed).
+(LOCATION cannot be opened or does not answer, or the configuration file is wrong; the findings
+about the machine are still printed).
 
 In an object store, LOCATION is also measured, within --timeout and a few seconds: round trips, and
 the throughput of one connection and of sixteen, which read up to 256 MiB of it.

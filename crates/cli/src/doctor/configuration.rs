@@ -99,7 +99,7 @@ fn unreadable(error: &Error) -> Finding {
         hint.unwrap_or_default()
     );
     let finding = Finding::ok(ID, TITLE, format!("{file}: {}", error.message()));
-    let finding = finding.advise(Level::Warn, advice);
+    let finding = finding.advise(Level::Fail, advice);
     // Quotes are left to the user where a shell would need them.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     if error.kind() == ErrorKind::PermissionDenied && file.chars().all(is_plain) {

@@ -158,7 +158,29 @@ fn mistakes_are_clear_errors() {
         assert_eq!(output.status.code(), Some(status), "{text}");
         assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
     };
-    wrong(&["ls"], 3, "is not the directory of a cache");
+    for arguments in [
+        &["ls"][..],
+        &["stat"],
+        &["rm", "--all"],
+        &["prune", "--max-size", "1TiB"],
+        &["warm", MODEL],
+    ] {
+        let output = crate::run([&["cache"], arguments].concat());
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(
+            text.contains("no directory for the cache is set\n"),
+            "{text}"
+        );
+        assert!(text.contains("TLOAD_CACHE_DIR"), "{text}");
+    }
+    // A load would create it.
+    wrong(&["ls"], 0, "does not exist yet");
+    wrong(
+        &["prune", "--max-size", "1TiB"],
+        3,
+        "is not the directory of a cache",
+    );
     cached.warm(&[]);
     wrong(&["ls", "model"], 2, "is a local path");
     wrong(&["rm", "model"], 2, "is a local path");

@@ -156,7 +156,7 @@ fn wrong_files_fail_loads_and_are_findings() {
         let location = answer["error"]["location"].as_str().unwrap();
         assert!(location.starts_with(&file), "{answer}");
         let finding = configured.finding(&[&configured.model], &[]);
-        assert_eq!(finding["level"], "warn", "{finding}");
+        assert_eq!(finding["level"], "fail", "{finding}");
         assert!(finding.to_string().contains(wanted), "{finding}");
         // Commands that do not need it work.
         for arguments in [

@@ -67,8 +67,17 @@ const CREDENTIALS: [&str; 24] = [
 
 const EXPLICIT: [&str; 4] = ["account_key", "sas", "token", "client_secret"];
 
+/// Origin of credentials that a token in a file is exchanged for.
+const WORKLOAD: &str = "workload identity";
+
 fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
+    if source == WORKLOAD
+        && let Some(path) = builder.get_config_value(&AzureConfigKey::FederatedTokenFile)
+        && let Err(error) = std::fs::read_to_string(&path)
+    {
+        return Err(opening.unusable_file(None, &path, &error.to_string()));
+    }
     let value = |key| builder.get_config_value(&key).unwrap_or_default();
     let (account, endpoint) = (
         value(AzureConfigKey::AccountName),
@@ -435,7 +444,7 @@ fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) ->
     }
     let application = has(AzureConfigKey::ClientId) && has(AzureConfigKey::AuthorityId);
     if application && has(AzureConfigKey::FederatedTokenFile) {
-        return Some("workload identity".to_owned());
+        return Some(WORKLOAD.to_owned());
     }
     if application && has(AzureConfigKey::ClientSecret) {
         return named("Azure client secret", "client_secret");
@@ -453,6 +462,31 @@ fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) ->
 mod tests {
     use super::*;
     use crate::options::{Location, StoreOptions};
+
+    #[test]
+    fn unusable_token_file_is_named_with_what_names_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let binary = folder.path().join("binary").display().to_string();
+        std::fs::write(&binary, [0xff, 0xfe]).expect("a file");
+        for (path, found) in [("/nope/token", "No such file"), (&*binary, "UTF-8")] {
+            let variables = [
+                ("AZURE_CLIENT_ID", "c"),
+                ("AZURE_TENANT_ID", "t"),
+                ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
+                ("AZURE_FEDERATED_TOKEN_FILE", path),
+            ];
+            let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            let location = Location::parse("az://c/k").expect("a location");
+            let (options, environment) = (StoreOptions::default(), Environment::new(variables));
+            let url = location.remote().expect("a URL");
+            let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
+            let error = open(&opening).err().expect("an error");
+            let chain = error.chain();
+            for wanted in ["that AZURE_FEDERATED_TOKEN_FILE names", path, found] {
+                assert!(chain.contains(wanted), "{wanted}: {chain}");
+            }
+        }
+    }
 
     fn built(
         url: &str,

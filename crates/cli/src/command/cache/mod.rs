@@ -4,6 +4,7 @@ mod warm;
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
@@ -36,13 +37,35 @@ pub(crate) fn run(
 }
 
 fn open(args: &CacheDirArgs) -> Result<CacheDirectory> {
-    CacheDirectory::open(&args.cache_dir)
+    CacheDirectory::open(directory(args)?)
+}
+
+fn directory(args: &CacheDirArgs) -> Result<&Path> {
+    args.cache_dir.as_deref().ok_or_else(no_directory)
+}
+
+fn no_directory() -> Error {
+    Error::new(
+        ErrorKind::InvalidRequest,
+        "no directory for the cache is set",
+    )
+    .with_hint(
+        "pass --cache-dir, or set TLOAD_CACHE_DIR, or dir in [cache] of the configuration file",
+    )
 }
 
 /// Returns the objects at and below `location`, or all.
 fn entries(cache: &CacheDirArgs, location: Option<&OsStr>) -> Result<Vec<CacheEntry>> {
     let location = location.map(options::location).transpose()?;
     let mut chosen = Vec::new();
+    let directory = directory(cache)?;
+    if !directory.exists() {
+        let directory = directory.display();
+        note(&format!(
+            "{directory} does not exist yet: the first load with this cache creates it"
+        ));
+        return Ok(chosen);
+    }
     for entry in open(cache)?.entries() {
         if location
             .as_ref()

@@ -82,9 +82,7 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
 fn waiting(args: &StoreArgs, location: &Location) -> Result<StoreArgs> {
     let options = options::store(args, Some(location))?;
     if options.get("cache_dir").is_none() {
-        return Err(invalid("no directory for the cache is set").with_hint(
-            "pass --cache-dir, or set TLOAD_CACHE_DIR, or dir in [cache] of the configuration file",
-        ));
+        return Err(super::no_directory());
     }
     let mut args = args.clone();
     args.store.push("cache_wait=true".into());

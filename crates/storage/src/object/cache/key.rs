@@ -21,6 +21,9 @@ const AGE_SECS: i64 = 60;
 /// Reason why no entry can stand for an object.
 pub(super) type Uncacheable = &'static str;
 
+const RECENT: Uncacheable = "the store gives no strong ETag, and the object changed less than a \
+    minute ago by the store's clock: a load after that minute caches it if its responses have a Date";
+
 /// Returns whether the time of an object's last modification has been the same for long enough to
 /// tell its states apart. `date` is that of the response: both are of the server's clock, and this
 /// machine's may be wrong. Seconds since 1970.
@@ -45,10 +48,10 @@ pub(super) fn entry_name(
         0
     } else if is_settled {
         identity.modified
+    } else if identity.modified > 0 {
+        return Err(RECENT);
     } else {
-        return Err(
-            "the store gives no strong ETag, and the time of the last change is recent or unknown",
-        );
+        return Err("the store gives neither a strong ETag nor the time of the last change");
     };
     let (len, modified) = (identity.len.to_string(), modified.to_string());
     let format = FORMAT.to_string();
@@ -223,7 +226,13 @@ mod tests {
             ..identity()
         };
         for modified in [0, NOW, NOW - AGE_SECS + 1, NOW + 5] {
-            assert!(name("s3://b/k", &weak(modified)).is_err(), "{modified}");
+            let reason = name("s3://b/k", &weak(modified)).expect_err("unsettled");
+            assert_eq!(
+                reason.contains("a load after that minute"),
+                modified > 0,
+                "{reason}"
+            );
+            assert_eq!(reason.contains("nor the time"), modified <= 0, "{reason}");
         }
         let one = name("s3://b/k", &weak(NOW - AGE_SECS)).expect("old enough");
         let other = name("s3://b/k", &weak(NOW - AGE_SECS - 1)).expect("old enough");

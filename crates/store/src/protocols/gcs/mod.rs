@@ -72,7 +72,9 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     let build = |builder: GoogleCloudStorageBuilder| {
         let store = builder.build();
         store.map_err(|error| {
-            unsupported(&error, opening).unwrap_or_else(|| opening.refused(&error))
+            unsupported(&error, opening)
+                .or_else(|| unusable_file(&error, opening))
+                .unwrap_or_else(|| opening.refused(&error))
         })
     };
     let (store, credentials) = if let Some(external) = external {
@@ -116,6 +118,29 @@ fn unsupported(error: &object_store::Error, opening: &Opening) -> Option<Error> 
                  application-default login`, or the metadata service; or pass a token as option token",
             ),
     )
+}
+
+/// Returns the error for a file with credentials that cannot be read or decoded.
+fn unusable_file(error: &object_store::Error, opening: &Opening) -> Option<Error> {
+    let texts = texts(error);
+    let begins = |wanted: &str| texts.iter().any(|text| text.contains(wanted));
+    let is_missing = begins("Unable to open service account file");
+    if !is_missing && !begins("Unable to decode service account file") {
+        return None;
+    }
+    let explicit = opening.is_explicit(&EXPLICIT);
+    let settings = opening.settings::<GoogleConfigKey>(explicit).ok()?;
+    let path = match (opening.options.get("service_account"), named(&settings)) {
+        (Some(path), _) => path,
+        (None, Some((GoogleConfigKey::ServiceAccountKey, _))) => return None,
+        (None, Some((_, path))) => path,
+        (None, None) => WRITTEN,
+    };
+    // Other texts may quote the file.
+    let is_safe = |text: &&String| is_missing || text.starts_with("missing field");
+    let found = texts.last().filter(is_safe);
+    let found = found.map_or("it is not the JSON that Google's tools write", |it| it);
+    Some(opening.unusable_file(Some("service_account"), path, found))
 }
 
 /// Returns settings from variables that `object_store` does not know.
@@ -168,18 +193,19 @@ const FILES: [GoogleConfigKey; 3] = [
     GoogleConfigKey::ApplicationCredentials,
 ];
 
+/// Returns the setting that holds or names the credentials.
+fn named(settings: &[(GoogleConfigKey, String)]) -> Option<&(GoogleConfigKey, String)> {
+    let last = |wanted: &GoogleConfigKey| settings.iter().rev().find(|(key, _)| key == wanted);
+    FILES.iter().find_map(last)
+}
+
 /// Returns the external account, if the credentials name one. Credentials that cannot be read are
 /// left to `object_store`.
 fn external_account(
     settings: &[(GoogleConfigKey, String)],
     opening: &Opening,
 ) -> Result<Option<ExternalAccount>> {
-    let last = |wanted: &GoogleConfigKey| {
-        let mut settings = settings.iter().rev();
-        settings.find(|(key, _)| key == wanted)
-    };
-    let named = FILES.iter().find_map(last);
-    let (text, path) = match named {
+    let (text, path) = match named(settings) {
         Some((GoogleConfigKey::ServiceAccountKey, text)) => {
             (text.clone(), PathBuf::from("service_account_key"))
         }
@@ -394,6 +420,69 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("gdch_service_account"), "{error}");
         assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+    }
+
+    #[test]
+    fn unusable_files_are_named_with_what_names_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        for (name, contents) in [
+            ("text", "hunter2"),
+            ("quoted", "\"hunter2\""),
+            ("half", "{}"),
+        ] {
+            std::fs::write(at(name), contents).expect("a file");
+        }
+        let not_json = "not the JSON that Google's tools write";
+        for (name, found) in [
+            ("missing", "No such file or directory"),
+            (".", "not the JSON"),
+            ("text", not_json),
+            ("quoted", not_json),
+            ("half", "missing field"),
+        ] {
+            for origin in [
+                "option service_account",
+                "option google_service_account_path",
+                "GOOGLE_APPLICATION_CREDENTIALS",
+                "GOOGLE_SERVICE_ACCOUNT",
+            ] {
+                let path = at(name);
+                let option = origin.strip_prefix("option ").map(|name| (name, &*path));
+                let variable = option.is_none().then(|| (origin.to_owned(), path.clone()));
+                let location = Location::parse("gs://b/k").expect("a location");
+                let options = StoreOptions::from_pairs(option).expect("options");
+                let environment = Environment::new(variable);
+                let url = location.remote().expect("a URL");
+                let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
+                let error = open(&opening).err().expect("an error");
+                let case = format!("{name} {origin}: {}", error.chain());
+                assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{case}");
+                assert!(error.chain().contains(&path), "{case}");
+                assert!(
+                    error.message().contains(&format!("that {origin} names")),
+                    "{case}"
+                );
+                // The cause of a directory depends on how it is read.
+                assert!(name == "." || error.message().contains(found), "{case}");
+                assert!(!error.chain().contains("hunter2"), "{case}");
+            }
+        }
+        // The key itself is not shown.
+        let key = r#"{"private_key": "hunter2"}"#;
+        let location = Location::parse("gs://b/k").expect("a location");
+        let options = StoreOptions::from_pairs([("service_account", key)]).expect("options");
+        let environment = Environment::new([]);
+        let url = location.remote().expect("a URL");
+        let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
+        let error = open(&opening).err().expect("an error");
+        assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+        assert!(
+            error
+                .hint()
+                .is_some_and(|hint| hint.contains("not its contents")),
+            "{error}"
+        );
     }
 
     #[test]

@@ -361,6 +361,9 @@ fn failure(error: &CredentialsError, source: &str) -> Classification {
     let hint = match source.strip_prefix("profile ") {
         Some(profile) if says("sso") => format!("run `aws sso login --profile {profile}`"),
         None if says("sso") => "run `aws sso login`".to_owned(),
+        None if source == "web identity" => {
+            "check AWS_ROLE_ARN, and the file that AWS_WEB_IDENTITY_TOKEN_FILE names".to_owned()
+        }
         _ => format!("check {source}: it is the first source that offers credentials"),
     };
     Classification::new(
@@ -578,6 +581,9 @@ mod tests {
             Some("run `aws sso login --profile dev`")
         );
         assert!(failure.message.contains("profile dev"));
+        let unread = CredentialsError::provider_error("no such file");
+        let hint = super::failure(&unread, "web identity").hint;
+        assert!(hint.is_some_and(|it| it.contains("AWS_WEB_IDENTITY_TOKEN_FILE")));
         let looked_at = ["environment".to_owned(), INSTANCE.to_owned()];
         let failure = nothing(&looked_at, Some(&error));
         assert!(failure.message.ends_with("environment, instance metadata"));
