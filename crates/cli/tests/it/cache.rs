@@ -150,14 +150,7 @@ fn removed_objects_and_what_is_known_of_them_are_gone() {
 }
 
 #[test]
-fn mistakes_are_clear_errors() {
-    let cached = Cached::start();
-    let wrong = |arguments: &[&str], status: i32, wanted: &str| {
-        let output = cached.output(arguments);
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(status), "{text}");
-        assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
-    };
+fn commands_without_a_directory_say_how_to_set_one() {
     for arguments in [
         &["ls"][..],
         &["stat"],
@@ -174,6 +167,17 @@ fn mistakes_are_clear_errors() {
         );
         assert!(text.contains("TLOAD_CACHE_DIR"), "{text}");
     }
+}
+
+#[test]
+fn mistakes_are_clear_errors() {
+    let cached = Cached::start();
+    let wrong = |arguments: &[&str], status: i32, wanted: &str| {
+        let output = cached.output(arguments);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(status), "{text}");
+        assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
+    };
     // A load would create it.
     wrong(&["ls"], 0, "does not exist yet");
     wrong(
