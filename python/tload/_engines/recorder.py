@@ -9,18 +9,20 @@ much.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from tload._engines.coverage import Columns, Parameter, Writes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
-    Describe = Callable[[str, torch.Tensor], dict[str, Any]]
+Describe: TypeAlias = Callable[[str, torch.Tensor], dict[str, Any]]
+"""Returns the fields of a `Parameter` that an engine knows, for a parameter and its name."""
 
 FILLING = ("copy_", "fill_", "zero_", "index_copy_", "index_put_", "masked_scatter_", "scatter_")
 """Methods that write to the tensor that they are called on."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tload._errors import InvalidRequestError, advise
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    Entry = tuple[str, tuple[int, ...]]
-    """Dtype and shape of a tensor."""
+Entry: TypeAlias = tuple[str, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes that engines convert into each other. Any other is read as it is, or with scales."""
