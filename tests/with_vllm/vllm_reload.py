@@ -176,7 +176,7 @@ def link_away(folder: Path) -> None:
     (folder / "model-00002-of-00005.safetensors").symlink_to(folder / "gone")
 
 
-# What is done to the folder of the new weights, and what the error says.
+# By name: a change to the folder of the new weights, and a pattern of the error.
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no such folder": (shutil.rmtree, "new`: there is no such directory"),
     "empty folder": (lambda new: (shutil.rmtree(new), new.mkdir()), "Cannot find any model weights"),

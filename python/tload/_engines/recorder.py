@@ -102,7 +102,7 @@ class Recorder:
 
     def __enter__(self) -> Self:
         for name in (*FILLING, "__setitem__"):
-            # What another recorder, of a load that goes on, put there is called too.
+            # The method may be the replacement of another recorder: it is called too.
             self._replaced[name] = torch.Tensor.__dict__.get(name)
             plain = getattr(torch.Tensor, name)
             setattr(torch.Tensor, name, (self._setting if name == "__setitem__" else self._writing)(plain))

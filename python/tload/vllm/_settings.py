@@ -196,7 +196,7 @@ def _device(given: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
 def _missing_weights(given: Mapping[str, Any]) -> MissingWeights:
     found = given.get("missing_weights")
     if found is None:
-        # Who lets the engine not look for them does not want an error.
+        # This setting of vLLM turns its own check of missing weights off.
         return "warn" if given.get("enable_weights_track") is False else "error"
     if found not in MISSING_WEIGHTS:  # any object, hashable or not
         message = f"missing_weights {found!r}: it can be {', '.join(MISSING_WEIGHTS)}"

@@ -23,7 +23,7 @@ pub(crate) fn render(
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.iter().map(|(title, _)| *title));
-    // What takes the place of several fields, by line.
+    // Fields that span the remaining columns, by line.
     let mut long = BTreeMap::new();
     for (line, row) in (1..).zip(rows) {
         // Names come from files and may contain control characters.
