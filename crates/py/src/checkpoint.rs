@@ -12,8 +12,8 @@ use pyo3::types::{PyString, PyTuple};
 use tload::internal::process_id;
 use tload::verify::require_files;
 use tload::{Canceller, Location, OpenOptions, Precedence, Slice, TensorInfo};
+use tload_pymemory::error::exception;
 
-use crate::error::exception;
 use crate::forked::Owned;
 use crate::group::{Group, duration};
 use crate::index::slice;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use pyo3::prelude::*;
 use tload::Location;
 use tload_config::Config;
+use tload_pymemory::error::exception;
 
 use crate::checkpoint::LocationArgument;
-use crate::error::exception;
 
 /// Returns the options of loads that the file sets, as text like that of their variables.
 #[pyfunction]

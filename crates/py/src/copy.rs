@@ -7,9 +7,9 @@ use std::borrow::Cow;
 use pyo3::prelude::*;
 use tload::copy::{CopyJob, CopyOptions, list_files as list};
 use tload::{Error, ErrorKind};
+use tload_pymemory::error::exception;
 
 use crate::checkpoint::LocationArgument;
-use crate::error::exception;
 use crate::interrupt;
 use crate::store::StoreArgument;
 use crate::watch::Watch;

@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tload::internal::process_id;
 use tload::{Error, ErrorKind, LocalGroup};
+use tload_pymemory::error::exception;
 
-use crate::error::exception;
 use crate::forked::Owned;
 use crate::interrupt::{self, Caller};
 use crate::options;

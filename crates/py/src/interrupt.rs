@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tload::{Error, ErrorKind};
+use tload_pymemory::error;
 
-use crate::{error, events};
+use crate::events;
 
 /// Longest time between two checks for signals: a quarter of the promised 0.2 s for Ctrl-C.
 pub(crate) const SIGNAL_STEP: Duration = Duration::from_millis(50);

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use tload::{Canceller, Device, DeviceMap, LoadTargetRules};
+use tload_pymemory::error::exception;
+use tload_pymemory::load_targets::{Boxes, LoadTargets, into_boxes};
 
 use crate::allocator::PythonAllocator;
 use crate::checkpoint::{Checkpoint, Described, describe};
 use crate::early::EarlyStart;
-use crate::error::exception;
 use crate::forked::Owned;
 use crate::group::Group;
 use crate::index::slice;
 use crate::interrupt;
-use crate::load_targets::{Boxes, LoadTargets, into_boxes};
 use crate::options::{self, selection};
 use crate::raised::Raised;
 use crate::sharding::Sharding;

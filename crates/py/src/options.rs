@@ -11,8 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDelta};
 use tload::internal::{OptionKey, OptionKind, OptionValue};
 use tload::{Error, ErrorKind, LoadOptions, Selection};
-
-use crate::error::{exception, invalid_request};
+use tload_pymemory::error::{exception, invalid_request};
 
 /// Reads `tload.Options`, whose fields have the names of the core's options.
 pub(crate) fn read(fields: &Bound<'_, PyAny>) -> PyResult<LoadOptions> {

@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::prelude::*;
 use tload::{Error, ErrorKind};
-
-use crate::error::exception;
+use tload_pymemory::error::exception;
 
 /// Last exception that has not been reported yet.
 #[derive(Clone, Debug, Default)]

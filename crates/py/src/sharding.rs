@@ -2,9 +2,9 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PySlice, PyTuple};
+use tload_pymemory::error::{exception, invalid_request};
 
 use crate::checkpoint::Checkpoint;
-use crate::error::{exception, invalid_request};
 use crate::index::slice;
 
 /// One rank's share of a checkpoint: the tensors that it loads, and the slices of those that are

@@ -5,8 +5,7 @@
 
 use pyo3::prelude::*;
 use tload::StoreOptions;
-
-use crate::error::exception;
+use tload_pymemory::error::exception;
 
 /// Keys and values. The last value of a repeated key wins.
 #[derive(FromPyObject)]

@@ -16,9 +16,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use tload::internal::process_id;
 use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorInfo, TensorStream};
+use tload_pymemory::error::exception;
 
 use crate::checkpoint::{Described, describe};
-use crate::error::exception;
 use crate::events;
 use crate::interrupt::{SIGNAL_STEP, attend};
 use crate::raised::Raised;

@@ -8,8 +8,8 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 use tload::Device;
+use tload_pymemory::dlpack::{self, Layout, Request};
 
-use crate::dlpack::{self, Layout, Request};
 use crate::forked::Owned;
 
 /// A loaded tensor, for any library that imports DLPack: `library.from_dlpack(tensor)`.

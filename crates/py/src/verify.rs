@@ -84,7 +84,7 @@ pub(crate) fn verify(
     follow_symlinks: bool,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Verified> {
-    let failed = |error| crate::error::exception(py, &error);
+    let failed = |error| tload_pymemory::error::exception(py, &error);
     let timeout = crate::options::read(options)?.timeout;
     let mut options = VerifyOptions::default();
     let manifest = manifest.map(LocationArgument::parse).transpose();
@@ -114,7 +114,7 @@ pub(crate) fn verify(
     };
     let report = watch.run(py, move || verification.run())?;
     let error = report.error().map(|error| {
-        crate::error::exception(py, &error)
+        tload_pymemory::error::exception(py, &error)
             .into_value(py)
             .into_any()
     });

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use tload::{Error, ErrorKind, Result};
+use tload_pymemory::error::exception;
 
-use crate::error::exception;
 use crate::interrupt::{Running, SIGNAL_STEP};
 
 /// Time between two calls of the function that shows progress.

@@ -338,10 +338,11 @@ const OPTIONS: [&str; 10] = [
 ];
 
 /// Crates above `tload`, which show options by their own names, and crates for tests.
-const WITHOUT_MARKS: [&str; 8] = [
+const WITHOUT_MARKS: [&str; 9] = [
     "cli",
     "cuda-stub",
     "py",
+    "pymemory",
     "serve",
     "soundness",
     "synth",

@@ -93,7 +93,7 @@ fn table(packages: &[Package]) -> String {
     };
     let mut rows: Vec<_> = packages.iter().collect();
     rows.sort_by_key(|package| {
-        let is_for_tests = !package.is_published && package.folder != "py";
+        let is_for_tests = !package.is_published && !package.folder.starts_with("py");
         let height = height(packages, &package.name);
         (is_for_tests, std::cmp::Reverse(height), &package.folder)
     });

@@ -288,7 +288,15 @@ const SECTIONS: [(&str, &[Term]); 7] = [
 ];
 
 /// Crates with words of their own.
-const OTHERS: [&str; 6] = ["cli", "cuda-stub", "py", "serve", "testbed", "testing"];
+const OTHERS: [&str; 7] = [
+    "cli",
+    "cuda-stub",
+    "py",
+    "pymemory",
+    "serve",
+    "testbed",
+    "testing",
+];
 
 /// Returns the files that declare a public type of this name.
 fn declaring<'s>(sources: &'s [Source], name: &str) -> Vec<&'s str> {

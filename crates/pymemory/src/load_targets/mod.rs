@@ -31,8 +31,9 @@ const SHOWN: usize = 10;
 
 /// The caller's tensors and arrays by name.
 #[derive(Debug, Default)]
-pub(crate) struct LoadTargets {
-    pub(crate) valid: Vec<LoadTarget>,
+pub struct LoadTargets {
+    /// Targets that are memory, whatever the checkpoint has.
+    pub valid: Vec<LoadTarget>,
     /// Names of invalid targets, each with the reason.
     invalid: Vec<(String, String)>,
 }
@@ -54,10 +55,10 @@ type Read = Result<Described, String>;
 
 /// Address and length of each piece of host memory, dimensions of boxes, the table of
 /// [`tload::Loader::into_boxes`] in native numbers of 8 bytes, and the owner of the memory.
-pub(crate) type Boxes<'py> = (Vec<(usize, usize)>, usize, &'py [u8], Py<PyAny>);
+pub type Boxes<'py> = (Vec<(usize, usize)>, usize, &'py [u8], Py<PyAny>);
 
 /// Loads `names` into boxes.
-pub(crate) fn into_boxes(
+pub fn into_boxes(
     py: Python<'_>,
     loader: tload::Loader,
     names: &[String],
@@ -78,7 +79,7 @@ impl LoadTargets {
     /// # Errors
     ///
     /// `TypeError` for a name that is not text.
-    pub(crate) fn read(target: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub fn read(target: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = target.py();
         let mut torch = torch::Reader::new(py)?;
         let mut numpy = numpy::Reader::new(py)?;
@@ -114,7 +115,7 @@ impl LoadTargets {
 
     /// Raises an error for invalid targets: for any if `selected` is `None`, else for those that
     /// it selects.
-    pub(crate) fn check(&self, py: Python<'_>, selected: Option<&HashSet<&str>>) -> PyResult<()> {
+    pub fn check(&self, py: Python<'_>, selected: Option<&HashSet<&str>>) -> PyResult<()> {
         let is_selected = |name: &str| selected.is_none_or(|selected| selected.contains(name));
         let mut faults = (self.invalid.iter()).filter(|(name, _)| is_selected(name));
         let mut shown = Vec::new();
@@ -135,7 +136,7 @@ impl LoadTargets {
     }
 
     /// Returns whether there are invalid targets.
-    pub(crate) fn has_invalid(&self) -> bool {
+    pub fn has_invalid(&self) -> bool {
         !self.invalid.is_empty()
     }
 }

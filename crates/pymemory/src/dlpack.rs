@@ -51,11 +51,13 @@ const FLAG_COPIED: u64 = 1 << 1;
 
 /// Arguments of a consumer's call of `__dlpack__`.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub struct Request {
     /// `None`: the consumer knows only the structures from before version 1.
-    pub(crate) max_version: Option<(u32, u32)>,
-    pub(crate) dl_device: Option<(i32, i32)>,
-    pub(crate) copy: Option<bool>,
+    pub max_version: Option<(u32, u32)>,
+    /// Device that the consumer wants the memory on; `None`: where it is.
+    pub dl_device: Option<(i32, i32)>,
+    /// `true`: always copied. Otherwise never.
+    pub copy: Option<bool>,
 }
 
 /// Checks the stream that a consumer names, in the array API's terms: none, `-1` (do not wait), the
@@ -64,7 +66,7 @@ pub(crate) struct Request {
 /// # Errors
 ///
 /// `BufferError` for anything else.
-pub(crate) fn check_stream(device: (i32, i32), stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+pub fn check_stream(device: (i32, i32), stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let Some(stream) = stream else {
         return Ok(());
     };
@@ -89,7 +91,7 @@ pub(crate) fn check_stream(device: (i32, i32), stream: Option<&Bound<'_, PyAny>>
 }
 
 /// Returns the device in DLPack's encoding.
-pub(crate) fn device(device: tload::Device) -> (i32, i32) {
+pub fn device(device: tload::Device) -> (i32, i32) {
     if let tload::Device::Cuda(ordinal) = device {
         (CUDA, i32::try_from(ordinal).expect("there are few GPUs"))
     } else {
@@ -99,7 +101,7 @@ pub(crate) fn device(device: tload::Device) -> (i32, i32) {
 
 /// Element type and shape in DLPack's encoding.
 #[derive(Debug)]
-pub(crate) struct Layout {
+pub struct Layout {
     dtype: DataType,
     shape: Vec<i64>,
 }
@@ -110,7 +112,7 @@ impl Layout {
     /// Two 4-bit floats make one element of two lanes, and the last dimension is halved, as in
     /// torch (`float4_e2m1fn_x2`); when that dimension is odd, the shape stays and the elements are
     /// packed. 6-bit floats keep their shape and are packed: four in three bytes.
-    pub(crate) fn new(dtype: Dtype, shape: &[usize]) -> PyResult<Self> {
+    pub fn new(dtype: Dtype, shape: &[usize]) -> PyResult<Self> {
         let mut shape = shape
             .iter()
             .map(|&dim| i64::try_from(dim))
@@ -132,7 +134,7 @@ impl Layout {
     }
 
     /// Returns the layout of a row of `len` bytes.
-    pub(crate) fn for_bytes(len: u64) -> PyResult<Self> {
+    pub fn for_bytes(len: u64) -> PyResult<Self> {
         let len = usize::try_from(len)
             .map_err(|_| PyBufferError::new_err("the tensor is too large for DLPack"))?;
         Self::new(Dtype::U8, &[len])
@@ -183,7 +185,7 @@ fn code_and_bits(dtype: Dtype) -> (u8, u8) {
 /// # Errors
 ///
 /// `BufferError` if the tensor's memory does not meet the consumer's request.
-pub(crate) fn export<'py>(
+pub fn export<'py>(
     py: Python<'py>,
     tensor: &Tensor,
     device: (i32, i32),

@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 use tload::{Error, ErrorKind, FailedRequest};
 
 /// Returns the exception for `error`, of the class of its kind.
-pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
     static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let made = MAKE
         .get_or_try_init(py, || {
@@ -76,6 +76,6 @@ fn described(request: &FailedRequest) -> RequestDescribed<'_> {
 }
 
 /// Returns the exception for an impossible request.
-pub(crate) fn invalid_request(py: Python<'_>, message: String) -> PyErr {
+pub fn invalid_request(py: Python<'_>, message: String) -> PyErr {
     exception(py, &Error::new(ErrorKind::InvalidRequest, message))
 }
