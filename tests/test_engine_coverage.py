@@ -220,6 +220,30 @@ def test_recorder_sees_other_threads_and_leaves_no_trace() -> None:
     assert not list(recorder.parameters([("w", parameter)], lambda *_: {}))
 
 
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_recorders_that_overlap_may_end_in_any_order(*, first_ends_first: bool) -> None:
+    torch = require("torch")
+    from tload._engines.recorder import FILLING, Recorder
+
+    foreach = torch._foreach_copy_
+    one, other = (torch.nn.Parameter(torch.zeros(8), requires_grad=False) for _ in range(2))
+    recorders = [Recorder([("w", one)]), Recorder([("w", other)])]
+    for recorder, parameter in zip(recorders, (one, other), strict=True):
+        recorder.__enter__()  # two that overlap, as loads in threads do
+        parameter.data[:4].copy_(torch.ones(4))
+    order = recorders if first_ends_first else recorders[::-1]
+    order[0].__exit__()
+    last = one if order[1] is recorders[0] else other
+    for parameter in (one, other):
+        parameter.data[4:].copy_(torch.ones(4))
+    order[1].__exit__()
+    assert not {*FILLING, "__setitem__"} & set(torch.Tensor.__dict__)
+    assert torch._foreach_copy_ is foreach
+    for recorder, parameter in zip(recorders, (one, other), strict=True):
+        verdict = judge(recorder.parameters([("w", parameter)], lambda *_: {}), recorder.writes(), [])
+        assert bool(verdict.missing) == (parameter is not last)
+
+
 ENTRIES = {"a.weight": ("BF16", (4, 8)), "b.weight": ("BF16", (8,)), "unused": ("I64", (3,))}
 BEFORE = reload.Loaded(ENTRIES, {"a.weight", "b.weight"})
 

@@ -63,17 +63,24 @@ class Columns:
         return self.start + self.pitch * (self.count - 1) + self.run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Writes:
     """All writes of a load, in any order."""
 
-    starts: Sequence[int]
+    starts: list[int]
     """First addresses of contiguous writes."""
-    sizes: Sequence[int]
+    sizes: list[int]
     """Their lengths."""
-    tensors: Sequence[int]
+    tensors: list[int]
     """The tensors that were written."""
-    columns: Sequence[Columns] = ()
+    columns: list[Columns] = field(default_factory=list)
+
+    def add(self, others: Writes) -> None:
+        """Add other writes."""
+        self.starts += others.starts
+        self.sizes += others.sizes
+        self.tensors += others.tensors
+        self.columns += others.columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,14 @@ Engines copy a tensor, or a part of it, into a part of a parameter with `Tensor.
 thread. That method is replaced for the duration of the load, which costs less than a microsecond for
 each call. A `TorchDispatchMode` would see more, but not other threads, and would cost ten times as
 much.
+
+Loads may overlap, in threads, and end in any order. The replacement is therefore one for all
+recorders: it comes with the first and goes with the last.
 """
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,7 +60,6 @@ class Recorder:
         self._simple = array("Q")
         """Address, length, and number of names that were handed over, of each contiguous write."""
         self._others: list[tuple[int, int, Sequence[int], Sequence[int], int, int]] = []
-        self._replaced: dict[str, Any] = {}
 
     def watch(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights, and note their names."""
@@ -84,56 +87,101 @@ class Recorder:
         """Return what was written."""
         starts, sizes = list(self._simple[::3]), list(self._simple[1::3])
         tensors = [handed - 1 for handed in self._simple[2::3]]
-        columns: list[Columns] = []
+        made = Writes(starts, sizes, tensors, [])
         for address, storage, shape, strides, itemsize, tensor in self._others:
             base = address
             if storage:
                 if storage not in self._virtual:
                     continue
                 base += self._virtual[storage]
-            for write in _columns(base, shape, strides, itemsize, tensor):
-                if write.count == 1:
-                    starts.append(write.start)
-                    sizes.append(write.run)
-                    tensors.append(tensor)
-                else:
-                    columns.append(write)
-        return Writes(starts, sizes, tensors, columns)
+            writes_of(made, base, shape, strides, itemsize, tensor)
+        return made
 
     def __enter__(self) -> Self:
-        for name in (*FILLING, "__setitem__"):
-            # The method may be the replacement of another recorder: it is called too.
-            self._replaced[name] = torch.Tensor.__dict__.get(name)
-            plain = getattr(torch.Tensor, name)
-            setattr(torch.Tensor, name, (self._setting if name == "__setitem__" else self._writing)(plain))
-        self._foreach = torch._foreach_copy_
-        torch._foreach_copy_ = self._copying(torch._foreach_copy_)
+        _replacement.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch._foreach_copy_ = self._foreach
-        for name, plain in self._replaced.items():
+        _replacement.remove(self)
+
+    def note(self, target: torch.Tensor) -> None:
+        """Note that a tensor was written to."""
+        try:
+            if target.is_contiguous() and not target.is_meta:
+                # One call, so that writes of other threads are not mixed with it.
+                self._simple.extend((target.data_ptr(), target.nbytes, len(self.handed)))
+            else:
+                self._note_other(target)
+        except RuntimeError:  # it has no memory of its own
+            pass
+
+    def _note_other(self, target: torch.Tensor) -> None:
+        address, storage = target.data_ptr(), 0
+        if target.is_meta:
+            storage = target.untyped_storage()._cdata  # noqa: SLF001
+            address = int(target.storage_offset()) * target.itemsize
+        at = len(self.handed) - 1
+        self._others.append((address, storage, tuple(target.shape), target.stride(), target.itemsize, at))
+
+
+class _Replacement:
+    """The methods that write, replaced while there are recorders."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recorders: tuple[Recorder, ...] = ()
+        self._plain: dict[str, Any] = {}
+        """Entries of the class before they were replaced; `None` for an inherited method."""
+        self._ours: dict[str, Any] = {}
+        self._foreach: Any = None
+        self._our_foreach: Any = None
+
+    def add(self, recorder: Recorder) -> None:
+        with self._lock:
+            if not self._recorders:
+                self._install()
+            self._recorders = (*self._recorders, recorder)
+
+    def remove(self, recorder: Recorder) -> None:
+        with self._lock:
+            self._recorders = tuple(each for each in self._recorders if each is not recorder)
+            if not self._recorders:
+                self._uninstall()
+
+    def _install(self) -> None:
+        for name in (*FILLING, "__setitem__"):
+            self._plain[name] = torch.Tensor.__dict__.get(name)
+            plain = getattr(torch.Tensor, name)
+            self._ours[name] = (self._setting if name == "__setitem__" else self._writing)(plain)
+            setattr(torch.Tensor, name, self._ours[name])
+        self._foreach = torch._foreach_copy_
+        self._our_foreach = torch._foreach_copy_ = self._copying(self._foreach)
+
+    def _uninstall(self) -> None:
+        # A replacement of this one stays, and calls it: without recorders it does nothing.
+        if torch._foreach_copy_ is self._our_foreach:
+            torch._foreach_copy_ = self._foreach
+        for name, plain in self._plain.items():
+            if torch.Tensor.__dict__.get(name) is not self._ours[name]:
+                continue
             if plain is None:
                 delattr(torch.Tensor, name)
             else:
                 setattr(torch.Tensor, name, plain)
 
+    def _note(self, target: torch.Tensor) -> None:
+        for recorder in self._recorders:
+            recorder.note(target)
+
     def _writing(self, plain: Any) -> Any:
-        # One call, so that writes of other threads are not mixed with it.
-        note, handed, other = self._simple.extend, self.handed, self._note_other
+        note = self._note
         hooks = torch._C._len_torch_function_stack  # noqa: SLF001
 
         def write(target: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
             result = plain(target, *arguments, **keywords)
             # Engines load within `torch.device`, a hook that calls this method once more.
             if not hooks():
-                try:
-                    if target.is_contiguous() and not target.is_meta:
-                        note((target.data_ptr(), target.nbytes, len(handed)))
-                    else:
-                        other(target)
-                except RuntimeError:  # it has no memory of its own
-                    pass
+                note(target)
             return result
 
         return write
@@ -145,27 +193,21 @@ class Recorder:
             basic = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
             # Other indices select anything: the whole tensor counts as written.
             with suppress(RuntimeError):
-                self._note_other(target[index] if basic else target)
+                self._note(target[index] if basic else target)
 
         return set_item
 
     def _copying(self, plain: Any) -> Any:
         def copy_all(targets: Any, sources: Any, *arguments: Any, **keywords: Any) -> Any:
             result = plain(targets, sources, *arguments, **keywords)
-            with suppress(RuntimeError):
-                for target in targets:
-                    self._note_other(target)
+            for target in targets:
+                self._note(target)
             return result
 
         return copy_all
 
-    def _note_other(self, target: torch.Tensor) -> None:
-        address, storage = target.data_ptr(), 0
-        if target.is_meta:
-            storage = target.untyped_storage()._cdata  # noqa: SLF001
-            address = int(target.storage_offset()) * target.itemsize
-        at = len(self.handed) - 1
-        self._others.append((address, storage, tuple(target.shape), target.stride(), target.itemsize, at))
+
+_replacement = _Replacement()
 
 
 def _has_storage(parameter: torch.Tensor) -> bool:
@@ -184,6 +226,19 @@ def _is_dense(parameter: torch.Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def writes_of(  # noqa: PLR0917
+    made: Writes, address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, tensor: int
+) -> None:
+    """Add the writes of a tensor with these strides in memory."""
+    for write in _columns(address, shape, strides, itemsize, tensor):
+        if write.count == 1:
+            made.starts.append(write.start)
+            made.sizes.append(write.run)
+            made.tensors.append(tensor)
+        else:
+            made.columns.append(write)
 
 
 def _columns(
