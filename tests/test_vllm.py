@@ -129,6 +129,8 @@ def test_all_config_keys_accepted() -> None:
         "hf_cache": True,
         "device": "cuda",
         "missing_weights": "off",
+        "sharded_state": True,
+        "pattern": "rank-{rank}.safetensors",
         **dict.fromkeys(_settings.OPTION_KEYS),
         "engine": "pread",
         "cache": "drop",
@@ -338,7 +340,7 @@ def test_sharded_states_are_no_checkpoints(tmp_path: Path, name: str) -> None:
     for source in (str(tmp_path), [str(tmp_path / name)]):
         with pytest.raises(RuntimeError, match=f"{name!r} is part of a sharded state, not of a checkpoint") as caught:
             stream(source)
-        assert "--load-format sharded_state" in str(caught.value)
+        assert 'set "sharded_state": true' in str(caught.value)
     for other in ("model-rank-0.safetensors", "my-model-rank-0-part-0.safetensors", "rank-0-part-0.safetensors"):
         _weights.refuse_shards([other], "m")
 

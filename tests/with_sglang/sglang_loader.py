@@ -1,4 +1,4 @@
-"""The loader inside SGLang, compared with SGLang's own: the same tensors. `make test-sglang` runs
+"""The loader inside SGLang, compared with SGLang's own: the same tensors. `make test-engines` runs
 it.
 
 Only the Python part of SGLang is needed.

@@ -1,5 +1,5 @@
 """The loader inside vLLM, compared with vLLM's own: the same tensors, the same errors. Needs vLLM:
-`make test-vllm` runs it.
+`make test-engines` runs it.
 
 The models are stand-ins that keep the weights that they get; `vllm_tokens.py` runs real ones.
 """

@@ -1,5 +1,5 @@
 """Reloads of a real model inside vLLM: what is wrong with the new weights is found while the model
-still has its old ones, and what is missing is named. Needs vLLM: `make test-vllm` runs it.
+still has its old ones, and what is missing is named. Needs vLLM: `make test-engines` runs it.
 
 The model is a tiny Llama of random numbers, loaded in this process, without an engine.
 """

@@ -1,5 +1,5 @@
 """Runs vLLM on the CPU with its own loader and with tload, and compares the generated tokens: `make
-test-vllm`.
+test-engines`.
 
 It makes its own models: a tiny Llama and a tiny Mixtral of random numbers, in several shards, with
 a tokenizer. Each run is a process of its own, because loaders, plugins and environments are per
@@ -323,7 +323,7 @@ def report(rows: list[tuple[Case, bool, str]]) -> str:
     lines = [
         "# vLLM with tload and without",
         "",
-        "Written by `make test-vllm`. Each row is a run of vLLM on a CPU with a tiny model of random numbers. Same:",
+        "Written by `make test-engines`. Each row is a run of vLLM on a CPU with a tiny model of random numbers. Same:",
         f"the same {TOKENS} token ids for each of {len(PROMPTS)} prompts, and the same sums of their log probabilities",
         "to the last bit.",
         "",

@@ -10,8 +10,9 @@ config = sglang.srt.configs.load_config.LoadConfig(load_format=tload.sglang.Tloa
 Files are chosen as `--load-format auto` chooses them. Files other than safetensors are left to
 SGLang's own loader, or refused if `verify` is strict. The keys of `--model-loader-extra-config` are
 those of the plugin for vLLM, except `enable_weights_track`, which SGLang does not have: see
-`tload.vllm`. Of the processes that SGLang lets load together, one of each node reads for all of
-them, unless `share` is `"none"`.
+`tload.vllm`. With `presharded`, weights are read from SGLang's presharded layout, and
+`verify_on_load` verifies them by its checksums. Of the processes that SGLang lets load together,
+one of each node reads for all of them, unless `share` is `"none"`.
 
 For `update_weights_from_disk`, weights are opened and compared with those of the model before SGLang
 replaces these. What a quantized model lacks after an update is logged, and no error.

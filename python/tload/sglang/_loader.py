@@ -22,6 +22,7 @@ from tload._engines import reload as reloading
 from tload._engines import watch as arming
 from tload._errors import InvalidRequestError, NotFoundError, advise
 from tload._sources.opened import show
+from tload.sglang import _sharded
 from tload.vllm import _parameters, _settings, _weights
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             InvalidRequestError: A key is unknown, or a value has the wrong type or is invalid. It
                 is a `ValueError`.
         """
-        self._settings = _settings.read(load_config.model_loader_extra_config)
+        keys = _sharded.PRESHARDED_KEYS
+        self._settings = _settings.read(load_config.model_loader_extra_config, engine_keys=keys)
+        self._is_presharded = _sharded.is_presharded(self._settings)
         # The parent resolves models as for "auto", and refuses keys that it does not know.
         own = copy.copy(load_config)
         own.load_format = LoadFormat.AUTO
@@ -73,6 +76,20 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         self._entries: dict[str, reloading.Entry] = {}
         """Tensors that were opened for the model of `_config`."""
         self._watch: arming.Watch | None = None
+
+    def download_model(self, model_config: Any) -> None:
+        if not (self._is_presharded or self._settings.sharded_state):
+            super().download_model(model_config)
+
+    def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
+        config, settings = self.load_config, self._settings
+        if self._is_presharded:
+            presharded = _sharded.PreshardedLoader(config, settings)
+            return presharded.load_model(model_config=model_config, device_config=device_config)
+        if settings.sharded_state:
+            return _sharded.load_model(config, model_config, device_config, settings, open_bar=_bar, logger=logger)
+        loaded: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
+        return loaded
 
     def load_weights_and_postprocess(self, model: torch.nn.Module, weights: Weights, target_device: Any) -> None:
         served = None if self._config is None else self._served.get(self._config)

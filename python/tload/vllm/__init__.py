@@ -30,6 +30,10 @@ error.
 - `missing_weights`: What happens if a parameter of the model did not get all of its weights:
   `"error"` (the default) names it and the tensors that are missing, `"warn"` logs that, and `"off"`
   does not look.
+- `sharded_state`: `true` if the weights are a sharded state, as `save_sharded_state` writes it: each
+  rank reads its own files into its parameters.
+- `pattern`: Pattern of the names of these files, with the fields `{rank}` or `{tp_rank}`,
+  `{pp_rank}` and `{part}`. Default: vLLM's. No two ranks may share a file.
 - `enable_weights_track`: As for vLLM's own loader: raise an error for weights that were not loaded.
   `false` makes `missing_weights` `"warn"` by default.
 

@@ -22,7 +22,7 @@ from tload._engines import reload as reloading
 from tload._engines import watch as arming
 from tload._errors import InvalidRequestError, NotFoundError, advise
 from tload._sources.opened import show
-from tload.vllm import _parameters, _settings, _weights
+from tload.vllm import _parameters, _settings, _sharded, _weights
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Sequence
@@ -106,9 +106,17 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
 
     def download_model(self, model_config: ModelConfig) -> None:
         if self._place(model_config) is None:
-            super().download_model(model_config)
+            if self._settings.sharded_state:
+                _sharded.folder_of(model_config, self.load_config)
+            else:
+                super().download_model(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+        if self._settings.sharded_state:
+            place = self._place(model_config) or _sharded.folder_of(model_config, self.load_config)
+            self._start_clock()
+            _sharded.load(place, model, self._settings, self._bar, logger)
+            return
         self._starts = getattr(model_config, "runner_type", None) != "draft"
         self._served.pop(model, None)
         # Before the weights are requested: by then the parent has looked the model's method up.
@@ -126,6 +134,9 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         For a reload, vLLM gives the old weights up when this has returned. All that can be known
         without reading tensors is therefore checked here.
         """
+        if self._settings.sharded_state:
+            message = "a sharded state cannot be reloaded: it has the weights as vLLM has processed them"
+            raise advise(InvalidRequestError, message, "start vLLM again; the model still has its old weights")
         served = self._served.get(model)
         first = model_config.model if served is None else served.first
         parts: list[_Part] = []

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from tload._engines.watch import MissingWeights
 
-OWN_KEYS = ("source", "store", "device", "missing_weights")
+STATE_KEYS = ("sharded_state", "pattern")
+OWN_KEYS = ("source", "store", "device", "missing_weights", *STATE_KEYS)
 OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
 """Fields of `Options`, except `writable`: engines copy the tensors."""
 STORE_KEYS = tuple(StoreKeywords.__annotations__)
@@ -48,6 +49,10 @@ class Settings:
     """Device of the loaded tensors. The engine copies them into its parameters."""
     missing_weights: MissingWeights = "error"
     """Treatment of parameters that get no weights. `"off"`: nothing looks for them."""
+    sharded_state: bool = False
+    """`True` if the files are a sharded state, not a checkpoint."""
+    pattern: str | None = None
+    """Pattern of the names of its files, or `None` for the engine's own."""
     options: Options = field(default_factory=Options)
     """Options of the load, including the environment's."""
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -106,7 +111,9 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
         message = f"model_loader_extra_config: wanted a mapping (a JSON object), found {type(extra).__qualname__}"
         raise InvalidRequestError(message)
     known = [*OWN_KEYS, *OPTION_KEYS, *STORE_KEYS, *engine_keys]
-    known += [key for key in RUNAI_KEYS if runai and key not in known]
+    if runai:
+        known = [key for key in known if key not in STATE_KEYS]
+        known += [key for key in RUNAI_KEYS if key not in known]
     for key in extra:
         if key not in known:
             raise _unknown(key, known)
@@ -124,6 +131,7 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
             store=store,
             device=device,
             missing_weights=_missing_weights(given),
+            **_sharded(given),
             options=resolve(None, OptionKeywords(**options)),  # type: ignore[typeddict-item]  # Options checks them
             engine={key: given[key] for key in engine_keys if key in given},
             ignored=ignored,
@@ -191,6 +199,20 @@ def _device(given: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
         message = f"device {device!r}: it can be cpu, cuda (this process's own GPU)"
         raise InvalidRequestError(message)
     return "cuda" if device == "cuda" else "cpu"
+
+
+def _sharded(given: Mapping[str, Any]) -> dict[str, Any]:
+    sharded, pattern = given.get("sharded_state"), given.get("pattern")
+    if sharded is not None and not isinstance(sharded, bool):
+        message = f"sharded_state: wanted a bool, found {type(sharded).__qualname__}"
+        raise TypeError(message)
+    if pattern is not None and not isinstance(pattern, str):
+        message = f"pattern: wanted a str, found {type(pattern).__qualname__}"
+        raise TypeError(message)
+    if pattern is not None and sharded is False:
+        message = "pattern names the files of a sharded state, and sharded_state is false"
+        raise InvalidRequestError(message)
+    return {"sharded_state": bool(sharded) or pattern is not None, "pattern": pattern}
 
 
 def _missing_weights(given: Mapping[str, Any]) -> MissingWeights:

@@ -120,11 +120,7 @@ def refuse_shards(locations: Sequence[str], shown: str) -> None:
     found = [os.path.basename(each) for each in locations if RANK_FILE.match(os.path.basename(each))]  # noqa: PTH119
     if found:
         message = f"`{shown}`: {found[0]!r} is part of a sharded state, not of a checkpoint"
-        raise advise(
-            InvalidRequestError,
-            message,
-            "load it with --load-format sharded_state, from a store runai_streamer_sharded",
-        )
+        raise advise(InvalidRequestError, message, 'to load it as one, set "sharded_state": true')
 
 
 def refuse_gguf(folder: str, engine: str) -> None:
@@ -236,7 +232,7 @@ def _load(  # noqa: PLR0917
                     bar.update(done - drawn)
                     drawn = done
                     yield name, tensor
-            _tell(tensors.report, shown, logger)
+            tell(tensors.report, shown, logger)
     except Error as error:
         message = f"tload cannot load the model weights of `{shown}`: {error}"
         raise RuntimeError(message) from error
@@ -304,7 +300,8 @@ def _is_consolidated(location: str) -> bool:
     return os.path.basename(location).startswith("consolidated")  # noqa: PTH119  # of URLs too
 
 
-def _tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
+def tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
+    """Log the statistics of a load."""
     ways = {
         "past the page cache": report.direct_bytes,
         "through the page cache": report.buffered_bytes,
