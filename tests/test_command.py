@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -200,3 +201,38 @@ def test_bench_compares_with_loaders_of_the_same_python(tmp_path: Path) -> None:
         assert contenders[name]["tload_ratio"]["median"] > 0
         assert f"times as fast as {name}" in done.stdout
     assert f"tensorizer is not installed: {sys.executable} -m pip install tensorizer" in done.stderr
+
+
+def test_loads_in_python_stop_what_is_read_ahead_for_them(floats: Floats) -> None:
+    """The script stands for an engine: it is this process, has its status, and loads once something is read."""
+    script = """
+import os, sys, tload
+name = os.environ["TLOAD_PREFETCH"]
+try:
+    [*tload.stream(sys.argv[1], framework="dlpack")]
+finally:
+    print(os.getpid(), name, flush=True)
+sys.exit(9)
+"""
+    command = [*MODULE, "exec", "--prefetch", str(floats[0]), "--", sys.executable, "-c", script, str(floats[0])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        out, _ = process.communicate(timeout=300)
+    assert process.returncode == 9
+    number, name = out.split()
+    assert int(number) == process.pid
+    assert name.startswith("tload-prefetch-")
+
+
+def test_load_tells_the_reader(monkeypatch: pytest.MonkeyPatch, floats: Floats) -> None:
+    name = f"tload-prefetch-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+        listener.settimeout(0)
+        monkeypatch.setenv("TLOAD_PREFETCH", name)
+        tload.open(floats[0])
+        with pytest.raises(BlockingIOError):
+            listener.accept()  # opening is not yet a load
+        tload.load(floats[0], framework="dlpack")
+        listener.accept()[0].close()
+    tload.load(floats[0], framework="dlpack")  # it has ended

@@ -13,7 +13,9 @@ def main() -> int:
     """Run the command with this process's arguments and return its exit status."""
     # The command handles signals itself, but not those that already have a handler. Python's own
     # handler for Ctrl-C would only set a flag for an interpreter that is busy running the command.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Where it is ignored, as in the background of a script, it stays so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # It waits itself too, as long as signals reach it: afterwards they have no effect.
     _exit.forget()
     name = "tensorload" if Path(sys.argv[0]).stem == "tensorload" else "tload"

@@ -22,7 +22,6 @@ mod host;
 mod interrupt;
 mod options;
 mod output;
-mod redact;
 mod synth_host;
 
 use std::ffi::{OsStr, OsString};
@@ -51,10 +50,11 @@ use crate::output::verbosity;
 /// assert_eq!(status, 0);
 /// ```
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     if let Some(status) = command::rank(&arguments) {
         return status;
     }
+    let is_reader = tload_prefetch::is_reader(&mut arguments);
     let args = match args::parse(&arguments) {
         Ok(args) => args,
         Err(Refusal::Usage(error)) => {
@@ -80,6 +80,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         &args.display,
         log.as_deref().map(OsStr::to_string_lossy).as_deref(),
     );
+    if let Command::Exec(args) = &args.command {
+        return command::exec::run(args, &arguments, is_reader);
+    }
     let answer = Answer::new(args.command.answers_in_json());
     if let (true, Err(error)) = (args.command.is_configured(), configuration::current()) {
         let status = exit::status(&error);

@@ -19,13 +19,15 @@
 //!
 //! `file` finds the file and checks its owner and mode; `parse` reads it, by the tables of options
 //! of the crates below (`table`, `values`); `prefix` says which locations a table is for. No option
-//! is defined here, and a value from the file passes the same checks as an argument.
+//! is defined here, and a value from the file passes the same checks as an argument. `redact` hides
+//! the secrets of a command line.
 
 #![forbid(unsafe_code)]
 
 mod file;
 mod parse;
 mod prefix;
+pub mod redact;
 mod secrets;
 mod table;
 mod values;

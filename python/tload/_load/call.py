@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tload import _tload
-from tload._load import indices, selection
+from tload._load import indices, prefetched, selection
 from tload._options import store_options
 from tload._options.load_options import resolve
 from tload._sources.opened import open_raw
@@ -33,6 +33,7 @@ class Call:
 
     def open(self, joined: _tload.Group | None) -> _tload.Checkpoint:
         """Open the source, alone or with the ranks of the group."""
+        prefetched.load_begins()
         options, follow_symlinks = self.options, self._keywords.get("follow_symlinks")
         opening = Opening.of(joined, options)
         return open_raw(self._source, self._store, options.timeout, follow_symlinks=follow_symlinks, opening=opening)

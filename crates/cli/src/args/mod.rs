@@ -7,6 +7,7 @@ mod configured;
 mod copy;
 mod device;
 mod display;
+mod exec;
 mod export;
 mod generate;
 mod location;
@@ -35,6 +36,7 @@ pub(crate) use cache::{
 pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
 pub(crate) use display::DisplayArgs;
+pub(crate) use exec::ExecArgs;
 pub(crate) use export::ExportArgs;
 pub(crate) use generate::{CompletionsArgs, ManArgs, completions, manual, program};
 pub(crate) use ls::{LsArgs, SortArg};
@@ -78,6 +80,7 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     Cache(CacheArgs),
     Serve(ServeArgs),
+    Exec(ExecArgs),
     Doctor(DoctorArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -106,6 +109,7 @@ impl Command {
             Self::Synth(_)
             | Self::Bench(_)
             | Self::Serve(_)
+            | Self::Exec(_)
             | Self::Completions(_)
             | Self::Man(_) => false,
         }

@@ -28,7 +28,6 @@ use crate::output::progress::Progress;
 use crate::output::quantity::format_count;
 use crate::output::style;
 use crate::output::table::render;
-use crate::redact;
 
 pub(crate) fn run(
     args: &BenchArgs,
@@ -93,7 +92,7 @@ fn exported<R: Serialize>(
     }
     match (&args.exports.html, &outcome) {
         (Some(path), Err(error)) if results.is_none() && !is_closed_pipe(error) => {
-            let record = RunRecord::new(redact::arguments(arguments));
+            let record = RunRecord::new(tload_config::redact::arguments(arguments));
             export::html::write_failure(path, error, &record);
         }
         _ => {}
@@ -150,7 +149,7 @@ fn bench(
         gpu.as_ref().map(Gpu::describe),
     );
     let results = results.insert(Results::new(
-        RunRecord::new(redact::arguments(arguments)),
+        RunRecord::new(tload_config::redact::arguments(arguments)),
         fio.as_ref().map(|fio| fio.version.clone()),
         host,
         target.record(),

@@ -30,7 +30,6 @@ use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
 use crate::output::quantity::format_count;
 use crate::output::style;
-use crate::redact;
 
 /// Longest measurement of a store if the user's timeout is beyond the clock's range.
 const MEASURING_MAX: Duration = Duration::from_secs(3600);
@@ -119,8 +118,8 @@ fn write_page(
     let failure = error.map(|error| interrupt.failure(error));
     let diagnosis = Diagnosis::new(findings, None);
     let location = args.location.clone();
-    let shown = location.and_then(|location| redact::arguments(&[location]).pop());
-    let record = RunRecord::new(redact::arguments(arguments));
+    let shown = location.and_then(|location| tload_config::redact::arguments(&[location]).pop());
+    let record = RunRecord::new(tload_config::redact::arguments(arguments));
     let host = HostRecord::collect(&System::real(), None, None, None);
     let doctor = tload_html::Doctor {
         diagnosis: serde_json::to_value(Outcome::new(&diagnosis, failure)).unwrap_or_default(),

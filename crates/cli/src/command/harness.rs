@@ -21,7 +21,6 @@ use crate::host::record::HostRecord;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
-use crate::redact;
 
 /// Schema of the JSON export. Increases when a key changes its meaning.
 const SCHEMA: u32 = 1;
@@ -139,7 +138,7 @@ pub(super) fn run<S: Subject>(
     let rounds = subject.describe(args.rounds);
     let results = results.insert(Results {
         schema: SCHEMA,
-        run: RunRecord::new(redact::arguments(bench.arguments)),
+        run: RunRecord::new(tload_config::redact::arguments(bench.arguments)),
         host: HostRecord::collect(&System::real(), target.path(), None, None),
         checkpoint: target.record(),
         subject,

@@ -29,6 +29,7 @@ pub(crate) fn run(
     interrupt: &Interrupt,
     out: &mut dyn Write,
 ) -> Result<()> {
+    tload_prefetch::load_begins();
     if let Some(size) = args.ranks.ranks {
         return ranks::load(args, size.into(), arguments, interrupt, out);
     }

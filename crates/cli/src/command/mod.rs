@@ -5,6 +5,7 @@ mod cache;
 mod completions;
 mod cp;
 mod doctor;
+pub(crate) mod exec;
 mod harness;
 mod load;
 mod local_path;
@@ -52,6 +53,8 @@ pub(crate) fn run(
         Command::Cache(args) => cache::run(&args.command, interrupt, out),
         Command::Serve(args) => serve::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, arguments, interrupt, limits, out),
+        // It has taken the place of this process before signals were attended to.
+        Command::Exec(_) => Ok(()),
         Command::Completions(args) => completions::run(&args, program(arguments), out),
         Command::Man(args) => man::run(&args, program(arguments)),
     }

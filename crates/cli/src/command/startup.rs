@@ -11,7 +11,6 @@ use tload::{Error, ErrorKind, Result};
 
 use super::harness::{Bench, Sample, Subject, counting};
 use super::open::open;
-use super::ranks::again;
 use crate::args::BenchArgs;
 use crate::bench::page_cache::PageCache;
 use crate::bench::waterfall::{HEADER, PhaseSummary, Step, rows, summaries};
@@ -195,7 +194,7 @@ fn request(args: &BenchArgs) -> Result<Configuration> {
 
 /// Starts a process with the arguments of this one, and returns what it tells.
 fn start(arguments: &[OsString], interrupt: &Interrupt) -> Result<Start> {
-    let mut command = again(arguments);
+    let mut command = tload_prefetch::again(arguments);
     command.args(arguments.iter().skip(1));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     command.arg(format!("{BEGAN}={}", now.unwrap_or_default().as_nanos()));

@@ -7,7 +7,6 @@ use tload_config::Config;
 
 use super::{Finding, Level, Urgency};
 use crate::args::OpenArgs;
-use crate::redact;
 
 const ID: &str = "settings";
 const TITLE: &str = "settings";
@@ -63,7 +62,7 @@ impl Settings {
             let options = options.iter().map(|option| option.to_string_lossy());
             let shown: Vec<_> = options
                 .filter(|option| !option.trim().is_empty())
-                .map(|option| redact::store_option(option.trim()))
+                .map(|option| tload_config::redact::store_option(option.trim()))
                 .collect();
             if !shown.is_empty() {
                 self.others

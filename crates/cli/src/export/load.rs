@@ -17,7 +17,6 @@ use crate::bench::results::RunRecord;
 use crate::host::System;
 use crate::host::record::HostRecord;
 use crate::output::error::chain;
-use crate::redact;
 
 /// Time between two looks at a load that is sampled.
 const LOOK: Duration = Duration::from_millis(10);
@@ -57,7 +56,7 @@ impl<'a> LoadFiles<'a> {
             args,
             page: Load::default(),
             began: Instant::now(),
-            record: RunRecord::new(redact::arguments(arguments)),
+            record: RunRecord::new(tload_config::redact::arguments(arguments)),
             trace,
             is_written: false,
         })

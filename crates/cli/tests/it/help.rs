@@ -24,6 +24,7 @@ fn help_is_as_recorded() {
         "cache prune",
         "cache warm",
         "serve",
+        "exec",
         "doctor",
         "completions",
         "man",

@@ -13,6 +13,8 @@ mod display;
 mod doctor;
 mod doctor_store;
 mod errors;
+#[cfg(target_os = "linux")]
+mod exec;
 mod help;
 mod hub;
 #[cfg(target_os = "linux")]

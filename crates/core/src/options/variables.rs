@@ -7,7 +7,7 @@ use crate::error::{nearest_name, shortened};
 const PREFIX: &str = "TLOAD_";
 
 /// Variables that set no option of a load.
-const OTHERS: [&str; 12] = [
+const OTHERS: [&str; 13] = [
     "TLOAD_CACHE_DIR",
     "TLOAD_CACHE_CHECK",
     "TLOAD_CACHE_LIMIT",
@@ -19,6 +19,7 @@ const OTHERS: [&str; 12] = [
     "TLOAD_LORA_DIR",
     "TLOAD_LORA_LIMIT",
     "TLOAD_LORA_SOURCE",
+    "TLOAD_PREFETCH",
     "TLOAD_REPLACE_RUNAI",
 ];
 

@@ -2,6 +2,8 @@
 
 mod warm;
 
+pub(super) use self::warm::waiting;
+
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::Path;

@@ -10,7 +10,7 @@ use tload::{Error, ErrorKind, Loader, Location, Report, Result};
 
 use super::super::load::receive;
 use super::super::open::open;
-use crate::args::{CacheWarmArgs, OpenArgs, StoreArgs};
+use crate::args::{CacheWarmArgs, OpenArgs};
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
@@ -37,10 +37,7 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
         );
     }
     let started = Instant::now();
-    let opening = OpenArgs {
-        store: waiting(&args.opening.store, &location)?,
-        ..args.opening.clone()
-    };
+    let opening = waiting(&args.opening, &location)?;
     let checkpoint = open(&args.location, &opening, args.tuning.0.timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
         .select(options::selection(&args.select)?)
@@ -78,14 +75,12 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
     write_text(out, &warmed).map_err(standard_output)
 }
 
-/// Returns the options of the store, with that of waiting for the cache's disk.
-fn waiting(args: &StoreArgs, location: &Location) -> Result<StoreArgs> {
-    let options = options::store(args, Some(location))?;
-    if options.get("cache_dir").is_none() {
-        return Err(super::no_directory());
-    }
+/// Returns the options with that of waiting for the cache's disk.
+pub(in crate::command) fn waiting(args: &OpenArgs, location: &Location) -> Result<OpenArgs> {
+    let options = options::store(&args.store, Some(location))?;
+    options.get("cache_dir").ok_or_else(super::no_directory)?;
     let mut args = args.clone();
-    args.store.push("cache_wait=true".into());
+    args.store.store.push("cache_wait=true".into());
     Ok(args)
 }
 

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::process::Command;
 
 use tload::{Error, ErrorKind, Result};
 
@@ -13,11 +12,6 @@ use crate::interrupt::Interrupt;
 /// Returns `None`: no process is a rank.
 pub(crate) fn rank(_arguments: &[OsString]) -> Option<u8> {
     None
-}
-
-/// Returns the command that starts this program once more, without arguments.
-pub(super) fn again(_arguments: &[OsString]) -> Command {
-    Command::new(std::env::current_exe().unwrap_or_default())
 }
 
 pub(super) fn load(

@@ -2,12 +2,10 @@
 //! together as one group.
 //!
 //! `start` starts the processes and collects what they tell, `rank` is one of them, `messages` what
-//! they say to each other, `program` the command line that starts them. `sharding` and `failures`
-//! are pure, `results` shows what the ranks did.
+//! they say to each other. `sharding` and `failures` are pure, `results` shows what the ranks did.
 
 mod failures;
 mod messages;
-mod program;
 mod rank;
 mod results;
 mod rounds;
@@ -20,7 +18,6 @@ use std::io::Write;
 use tload::{LoadOptions, Result};
 
 use self::messages::Job;
-pub(super) use self::program::again;
 use self::results::NodeLoad;
 pub(super) use self::rounds::RankLoads;
 use crate::args::LoadArgs;
@@ -28,9 +25,12 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
 
+/// First argument of a process that loads as one rank.
+pub(super) const RANK: &str = "__rank";
+
 /// Runs this process as a rank if it was started as one, and returns its exit status.
 pub(crate) fn rank(arguments: &[OsString]) -> Option<u8> {
-    program::is_rank(arguments).then(rank::run)
+    (arguments.len() == 2 && arguments[1] == RANK).then(rank::run)
 }
 
 /// Runs `tload load --ranks`.

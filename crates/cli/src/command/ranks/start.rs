@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use tload::{Error, ErrorKind, Result};
 
+use super::RANK;
 use super::failures::{Failure, first};
 use super::messages::{Answer, Finished, Job, Loaded, REPORT, Seat};
-use super::program;
 use crate::host::System;
 use crate::interrupt::{Interrupt, Temporary};
 use crate::output::error::file as file_error;
@@ -258,7 +258,8 @@ fn start(
 ) -> Result<Rank> {
     let rank = seat.rank;
     let failed = |error| Error::from_io(format!("cannot start rank {rank}"), error);
-    let mut process = program::rank(arguments)
+    let mut process = tload_prefetch::again(arguments)
+        .arg(RANK)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         // Ctrl-C reaches the command alone, which then ends the ranks.

@@ -9,7 +9,7 @@ const FLAG: &str = "--store";
 const HIDDEN: &str = "***";
 
 /// Returns the arguments without secrets.
-pub(crate) fn arguments(arguments: &[OsString]) -> Vec<String> {
+pub fn arguments(arguments: &[OsString]) -> Vec<String> {
     let mut is_option = false;
     let mut shown = Vec::with_capacity(arguments.len());
     for argument in arguments {
@@ -39,7 +39,7 @@ fn options(text: &str) -> String {
 }
 
 /// Redacts one option of a store. The value of an unknown key may be a secret, so it is hidden.
-pub(crate) fn store_option(text: &str) -> String {
+pub fn store_option(text: &str) -> String {
     let Ok((key, value)) = StoreOptions::parse(text) else {
         return HIDDEN.to_owned();
     };

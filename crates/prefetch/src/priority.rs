@@ -1,0 +1,54 @@
+//! Keeps the reader out of the command's way: the lowest priority, and few CPUs. Best effort: what
+//! the system refuses is left as it is.
+
+use std::fs;
+
+use rustix::process::setpriority_process;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The lowest priority. The kernel derives that of reads from it: the lowest of "best effort"
+/// (`ioprio_get(2)`).
+const NICE: i32 = 19;
+
+/// One of this many CPUs is for the reader, but at least one. Imports take one CPU; a CPU receives,
+/// checks and stores more than 0.5 GB/s.
+const SHARE: usize = 8;
+
+/// Lowers the calling thread, and those that it starts from then on.
+pub(crate) fn lower() {
+    let niced = setpriority_process(None, NICE);
+    // A session has a group of its own where the kernel groups tasks by session, and the priorities
+    // of tasks count within a group only.
+    let grouped = fs::write("/proc/self/autogroup", NICE.to_string());
+    let bound = sched_getaffinity(None).and_then(|all| sched_setaffinity(None, &few(&all)));
+    tracing::debug!(?niced, ?grouped, ?bound, "lowered the priority");
+}
+
+/// Returns the last of the CPUs.
+fn few(all: &CpuSet) -> CpuSet {
+    let mut few = CpuSet::new();
+    let there = (0..CpuSet::MAX_CPU).rev().filter(|cpu| all.is_set(*cpu));
+    let wanted = usize::try_from(all.count()).unwrap_or(1) / SHARE;
+    there.take(wanted.max(1)).for_each(|cpu| few.set(cpu));
+    few
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eighth_of_the_cpus_is_used_and_at_least_one() {
+        let set = |cpus: &[usize]| {
+            let mut set = CpuSet::new();
+            for cpu in cpus {
+                set.set(*cpu);
+            }
+            set
+        };
+        assert_eq!(few(&set(&[0, 1])), set(&[1]));
+        assert_eq!(few(&set(&[5])), set(&[5]));
+        let many: Vec<_> = (0..32).map(|cpu| cpu * 2).collect();
+        assert_eq!(few(&set(&many)), set(&[56, 58, 60, 62]));
+    }
+}
