@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import servers
+
+RUNS = importlib.import_module("tload.plans.run")
+"""The module, whose name in the package is that of its function."""
 
 
 def digest(module: nn.Module) -> dict[str, str]:
@@ -512,6 +516,97 @@ def test_a_rank_reads_only_its_part(tmp_path: Path) -> None:
         assert plan.coverage() == {"fused": 3 * half * 512, "rows": half * 512}
 
 
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def test_casts_of_the_core_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a whole, turned around, and every second column; short reads end inside of elements."""
+    torch.manual_seed(0)
+    short = {torch.float8_e4m3fn, torch.float8_e5m2}
+
+    def values(one: torch.dtype, other: torch.dtype) -> torch.Tensor:
+        made = torch.randn(37, 48, dtype=torch.float64) * torch.logspace(-9, 2, 48, dtype=torch.float64)
+        # What is out of the range of a dtype may be NaN, of which there are several.
+        made.clamp_(-400, 400)
+        made[0, :4] = torch.tensor([0.0, -0.0, 1e-45, -(2.0**-16)])
+        if not short & {one, other}:
+            made[1, :2] = torch.tensor([float("inf"), -float("inf")])
+        return made.to(one)
+
+    pairs = {f"{one}_{other}".replace("torch.", ""): (one, other) for one in FLOATS for other in FLOATS}
+    # One byte in front, so that no element is at a multiple of its size.
+    tensors = {"0": torch.zeros(1, dtype=torch.uint8)} | {name: values(*pair) for name, pair in pairs.items()}
+
+    def one(self: Any, name: str, tensor: torch.Tensor) -> str:
+        if name != "0":
+            self.get_parameter(f"{name}_whole").data.copy_(tensor)
+            self.get_parameter(f"{name}_turned").data.copy_(tensor.t())
+            self.get_parameter(f"{name}_second").data.copy_(tensor[:, ::2])
+        return name
+
+    def make() -> Any:
+        shapes = {"whole": (37, 48), "turned": (48, 37), "second": (37, 24)}
+        return plan_models.Model(
+            {
+                f"{name}_{kind}": torch.zeros(shape, dtype=dtype)
+                for name, (_, dtype) in pairs.items()
+                for kind, shape in shapes.items()
+            },
+            one,
+        )
+
+    with tload.open(save(tmp_path / "model.safetensors", tensors)) as checkpoint:
+        wanted = normally(make, checkpoint)
+        plan = recorded(make(), checkpoint)
+        monkeypatch.delattr(RUNS, "_copy_rest")
+        for extent_bytes in (None, 4096):
+            module = make()
+            plans.run(plan, module, checkpoint, options=tload.Options(extent_bytes=extent_bytes))
+            found = digest(module)
+            assert [name for name, value in found.items() if value != wanted[name]] == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_of_tensor_parallelism_read_half(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values by rows, from one tensor; the output by columns; experts by their number."""
+    columns = 1 << 17
+
+    def one(self: Any, name: str, tensor: torch.Tensor) -> str:
+        parameter = self.get_parameter(name)
+        if name == "qkv":
+            for index in range(3):
+                rows = tensor.narrow(0, index * 8 + rank * 4, 4)
+                parameter.data.narrow(0, index * 4, 4).copy_(rows)
+        elif name == "out":
+            parameter.data.copy_(tensor.narrow(1, rank * columns, columns))
+        elif name == "experts":
+            parameter.data.copy_(tensor[rank::2].transpose(1, 2))
+        else:
+            parameter.data.copy_(tensor)
+        return name
+
+    def make() -> Any:
+        shapes = {"qkv": (12, 1 << 15), "out": (8, columns), "experts": (4, 256, 1 << 12), "norm": (64,)}
+        return plan_models.Model({name: plan_models.empty(*shape) for name, shape in shapes.items()}, one)
+
+    tensors = {
+        "qkv": plan_models.rand(24, 1 << 15),
+        "out": plan_models.rand(8, 2 * columns),
+        "experts": plan_models.rand(8, 1 << 12, 256),
+        "norm": plan_models.rand(64),
+    }
+    with tload.open(save(tmp_path / "model.safetensors", tensors)) as checkpoint:
+        wanted = normally(make, checkpoint)
+        plan = recorded(make(), checkpoint)
+        # All of it is the core's.
+        monkeypatch.delattr(RUNS, "_copy_rest")
+        module = make()
+        reports = plans.run(plan, module, checkpoint)
+        assert digest(module) == wanted
+        assert sum(report.read_bytes for report in reports) <= 0.55 * checkpoint.total_bytes
+        assert sum(report.tensor_bytes for report in reports) <= 0.501 * checkpoint.total_bytes
+
+
 def test_plans_load_from_an_object_store(s3: servers.S3, kept: tuple[Path, Path]) -> None:
     model, path = kept
     url = s3.put("plans", "model.safetensors", model.read_bytes())
@@ -565,10 +660,10 @@ def test_elements_that_a_run_leaves_out_are_noticed(
     real = boxes._table
     width = None
 
-    def short(plan: plans.Plan, chosen: torch.Tensor) -> bytes:
+    def short(plan: plans.Plan, rows: torch.Tensor, used: torch.Tensor) -> bytes:
         nonlocal width
-        width = 8 * (5 + 3 * plan.dims)
-        return real(plan, chosen)[:-width]
+        width = 8 * (6 + 3 * plan.dims)
+        return real(plan, rows, used)[:-width]
 
     monkeypatch.setattr(boxes, "_table", short)
     module = make()
@@ -582,19 +677,25 @@ def test_elements_that_a_run_leaves_out_are_noticed(
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ((0, 0, 0, 60, 4, 1, 0, 0), None),
-        ((1, 0, 0, 0, 4, 1, 0, 0), "row 0 has no box"),
-        ((0, 1, 0, 0, 4, 1, 0, 0), "row 0 has no box"),
-        ((-1, 0, 0, 0, 4, 1, 0, 0), "row 0 has no box"),
-        ((0, 0, 0, -4, 4, 1, 0, 0), "row 0 has no box"),
-        ((0, 0, 0, 61, 4, 1, 0, 0), "row 0 has no box"),
-        ((0, 0, 0, 0, 4, 17, 4, 4), "row 0 has no box"),
-        ((0, 0, 0, 0, 0, 1, 0, 0), "row 0 has no box"),
-        ((0, 0, 0, 0, 4, 0, 4, 4), "row 0 has no box"),
-        ((0, 0, 0, 0, 4, 2, 0, 4), "row 0 has no box"),
-        ((0, 0, 0, 0, 4, 2, 1 << 62, 4), "leaves its tensor"),
-        ((0, 0, 64, 0, 4, 1, 0, 0), "leaves its tensor"),
-        ((0, 0, 0, 0, 4, 1), "row 0 has no box"),
+        ((0, 0, 0, 60, 4, 0, 1, 0, 0), None),
+        ((1, 0, 0, 0, 4, 0, 1, 0, 0), "row 0 has no box"),
+        ((0, 1, 0, 0, 4, 0, 1, 0, 0), "row 0 has no box"),
+        ((-1, 0, 0, 0, 4, 0, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, -4, 4, 0, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, 61, 4, 0, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 0, 17, 4, 4), "row 0 has no box"),
+        ((0, 0, 0, 0, 0, 0, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 0, 0, 4, 4), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 0, 2, 0, 4), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 0, 2, 4, 2), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 0, 2, 1 << 62, 4), "leaves its tensor"),
+        ((0, 0, 64, 0, 4, 0, 1, 0, 0), "leaves its tensor"),
+        ((0, 0, 0, 0, 4, 0, 1), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, -1, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, 0, 4, 2, 1, 0, 0), "row 0 has no box"),
+        # To twice the bytes.
+        ((0, 0, 0, 60, 4, 1, 1, 0, 0), "row 0 has no box"),
+        ((0, 0, 0, 56, 2, 1, 1, 0, 0), "row 0 has no box"),
     ],
 )
 def test_tables_with_boxes_outside_are_refused(row: tuple[int, ...], reason: str | None, tmp_path: Path) -> None:
@@ -613,7 +714,7 @@ def test_tables_with_boxes_outside_are_refused(row: tuple[int, ...], reason: str
                 regexes=[],
                 device="cpu",
                 options=tload.Options(),
-                boxes=([(memory.data_ptr(), 64)], 1, table, memory),
+                boxes=([(memory.data_ptr(), 64, None)], [("F32", "F64")], 1, table, memory),
             )
 
         if reason is None:

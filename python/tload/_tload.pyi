@@ -322,7 +322,8 @@ class Loader:
         targets: Mapping[str, object] | None = None,
         strict: bool = True,
         cast: bool = False,
-        boxes: tuple[Sequence[tuple[int, int]], int, bytes, object] | None = None,
+        boxes: tuple[list[tuple[int, int, tuple[int, int] | None]], list[tuple[str, str]], int, bytes, object]
+        | None = None,
     ) -> Loader: ...
     def selected(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
     def copied(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]:

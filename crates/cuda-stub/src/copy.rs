@@ -78,6 +78,45 @@ pub(crate) fn submit(
     Ok(())
 }
 
+/// Rows at even distances.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub(crate) from: Side,
+    pub(crate) to: Side,
+    /// Bytes from one row to the next, of the source and of the destination.
+    pub(crate) pitches: [usize; 2],
+    pub(crate) width: usize,
+    pub(crate) count: usize,
+}
+
+/// Queues the copy of all rows: none, if one of them leaves its memory.
+pub(crate) fn submit_rows(driver: &mut Lock, rows: Rows, named: u64, here: i32) -> Outcome {
+    let stream = driver.stream(named, here)?;
+    if rows.width == 0 || rows.count == 0 {
+        return Ok(());
+    }
+    let row = |side: Side, pitch: usize, index: usize| {
+        let (Side::Device(start) | Side::Host(start)) = side;
+        let start = index.checked_mul(pitch)?.checked_add(start)?;
+        Some(match side {
+            Side::Device(_) => Side::Device(start),
+            Side::Host(_) => Side::Host(start),
+        })
+    };
+    let last = row(rows.to, rows.pitches[1], rows.count - 1).ok_or(INVALID_VALUE)?;
+    if let (Side::Device(start), Side::Device(last)) = (rows.to, last)
+        && driver.settings.kind == Kind::Discrete
+    {
+        driver.device_range(start, last - start + rows.width)?;
+    }
+    for index in 0..rows.count {
+        let from = row(rows.from, rows.pitches[0], index).ok_or(INVALID_VALUE)?;
+        let to = row(rows.to, rows.pitches[1], index).ok_or(INVALID_VALUE)?;
+        queue(driver, stream, from, to, rows.width)?;
+    }
+    Ok(())
+}
+
 /// Copy of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchCopy {

@@ -16,6 +16,7 @@ mod facts;
 mod kind;
 mod memory;
 mod pinned;
+mod rows;
 mod stream;
 
 // Paths that the crates of tload share.
@@ -29,4 +30,5 @@ pub use facts::{DeviceFacts, DriverFacts, FreeMemory};
 pub use kind::{MemoryAttributes, MemoryKind};
 pub use memory::{Allocation, free_leftovers, wait_for_freed, wait_for_work};
 pub use pinned::Pinned;
+pub use rows::RowCopy;
 pub use stream::Stream;

@@ -36,7 +36,7 @@ pub(crate) use tload_cuda as cuda;
 
 #[doc(inline)]
 pub use crate::sync::event_count::EventCount;
-pub use boxes::{BoxDim, TargetBox};
+pub use boxes::{BoxDim, BoxMemory, Cast, Rows, TargetBox};
 pub use device::{DeviceBudget, DeviceBytes, DeviceCharge, DeviceRegion, ForeignMemory};
 pub use file_view::FileView;
 pub use lease::{Filled, Filling, Lease};
@@ -52,5 +52,5 @@ pub use staging::{
     Staging, StagingFacts, StagingNeed, kept_staging, release_staging, release_untaken_staging,
 };
 pub use strip::Strip;
-pub use target::{KeepAlive, Target};
+pub use target::{KeepAlive, OnGpu, Target};
 pub use write_gate::{WriteGate, WritePermit};

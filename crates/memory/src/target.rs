@@ -15,8 +15,8 @@ use crate::boxes::TargetBox;
 /// Owner that keeps the caller's memory alive.
 pub type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// Destination of one tensor's bytes: memory of the caller, contiguous on the host or on a GPU, or
-/// boxes on the host.
+/// Destination of one tensor's bytes: memory of the caller on the host or on a GPU, contiguous or
+/// in boxes.
 #[derive(Clone)]
 pub struct Target {
     place: Place,
@@ -28,12 +28,20 @@ pub struct Target {
 enum Place {
     Host(NonNull<u8>),
     /// Bytes in no box go nowhere.
-    Boxes(Arc<[TargetBox]>),
+    Boxes(Arc<[TargetBox]>, Option<OnGpu>),
     Cuda {
-        ordinal: usize,
         address: u64,
-        stream: u64,
+        on: OnGpu,
     },
+}
+
+/// GPU of the caller's memory, and the stream that orders access to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnGpu {
+    /// Ordinal of the GPU.
+    pub ordinal: usize,
+    /// `0` or `1` is the default stream, `2` the calling thread's own, else its address.
+    pub stream: u64,
 }
 
 // SAFETY: the callers of `host` and `boxes` promised that only the load uses the memory, from any
@@ -54,23 +62,25 @@ impl Target {
         Self { place, len, owner }
     }
 
-    /// Creates a target for a tensor of `len` bytes in boxes of host memory. Returns `None` for a
-    /// box that leaves the tensor.
+    /// Creates a target for a tensor of `len` bytes in boxes of host memory, or of memory of a GPU.
+    /// Returns `None` for a box that leaves the tensor, and for one that converts elements on a
+    /// GPU.
     ///
     /// # Safety
     ///
-    /// The memory of the boxes must be valid for writes while `owner` lives, and nothing else may
-    /// use it until the load's stream has ended or handed out the tensor. No element may be in two
-    /// boxes.
+    /// As for [`Self::host`] or [`Self::cuda`], of the memory of the boxes. No element may be in
+    /// two boxes.
     #[doc(hidden)]
     pub unsafe fn boxes(
         boxes: Vec<TargetBox>,
         len: usize,
+        on: Option<OnGpu>,
         owner: Option<KeepAlive>,
     ) -> Option<Self> {
-        let is_inside = boxes.iter().all(|it| it.source_end() <= len);
-        let place = Place::Boxes(boxes.into());
-        is_inside.then_some(Self { place, len, owner })
+        let fits = |it: &TargetBox| it.source_end() <= len && !(on.is_some() && it.is_cast());
+        let fits = boxes.iter().all(fits);
+        let place = Place::Boxes(boxes.into(), on);
+        fits.then_some(Self { place, len, owner })
     }
 
     /// Creates a target of `len` bytes at `address` of GPU `ordinal`. Copies begin after the work
@@ -89,11 +99,8 @@ impl Target {
         stream: u64,
         owner: Option<KeepAlive>,
     ) -> Self {
-        let place = Place::Cuda {
-            ordinal,
-            address,
-            stream,
-        };
+        let on = OnGpu { ordinal, stream };
+        let place = Place::Cuda { address, on };
         Self { place, len, owner }
     }
 
@@ -118,18 +125,29 @@ impl Target {
     /// Ordinal of the GPU; `None` for host memory.
     #[inline]
     pub fn ordinal(&self) -> Option<usize> {
-        match self.place {
-            Place::Host(_) | Place::Boxes(_) => None,
-            Place::Cuda { ordinal, .. } => Some(ordinal),
-        }
+        self.on_gpu().map(|on| on.ordinal)
     }
 
     /// Stream that orders access to the memory, on a GPU.
     #[inline]
     pub fn stream(&self) -> Option<u64> {
+        self.on_gpu().map(|on| on.stream)
+    }
+
+    fn on_gpu(&self) -> Option<OnGpu> {
         match self.place {
-            Place::Host(_) | Place::Boxes(_) => None,
-            Place::Cuda { stream, .. } => Some(stream),
+            Place::Host(_) => None,
+            Place::Boxes(_, on) => on,
+            Place::Cuda { on, .. } => Some(on),
+        }
+    }
+
+    /// Boxes that the bytes go to; `None` if they go to contiguous memory.
+    #[doc(hidden)]
+    pub fn as_boxes(&self) -> Option<&[TargetBox]> {
+        match &self.place {
+            Place::Boxes(boxes, _) => Some(boxes),
+            Place::Host(_) | Place::Cuda { .. } => None,
         }
     }
 
@@ -138,7 +156,7 @@ impl Target {
     pub fn address(&self) -> u64 {
         match &self.place {
             Place::Host(start) => start.as_ptr().expose_provenance() as u64,
-            Place::Boxes(boxes) => boxes.first().map_or(0, TargetBox::address),
+            Place::Boxes(boxes, _) => boxes.first().map_or(0, TargetBox::address),
             Place::Cuda { address, .. } => *address,
         }
     }
@@ -162,7 +180,7 @@ impl Target {
         );
         let start = match &self.place {
             Place::Host(start) => *start,
-            Place::Boxes(boxes) => {
+            Place::Boxes(boxes, None) => {
                 for it in boxes.iter() {
                     // SAFETY: `boxes`' caller promised memory that is valid for writes and that
                     // only the load uses.
@@ -170,7 +188,9 @@ impl Target {
                 }
                 return;
             }
-            Place::Cuda { .. } => panic!("the processor cannot write to memory of a GPU"),
+            Place::Boxes(_, Some(_)) | Place::Cuda { .. } => {
+                panic!("the processor cannot write to memory of a GPU")
+            }
         };
         // SAFETY: inside the target, asserted above.
         let to = unsafe { start.add(offset) };

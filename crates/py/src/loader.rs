@@ -37,7 +37,7 @@ impl Loader {
     /// share of the selected tensors is loaded; no tensor may be divided by both. `device_map`
     /// lists the keys of a [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and
     /// numpy arrays, tensors are loaded into these, on their devices; with `boxes`, those of
-    /// `names` into boxes of host memory.
+    /// `names` into boxes of memory.
     #[new]
     #[pyo3(signature = (
         checkpoint, *, names, found, globs, regexes, device, options, device_map=Vec::new(),

@@ -43,17 +43,6 @@ class Box(NamedTuple):
     shape: tuple[int, ...]
     source_stride: tuple[int, ...]
     place_stride: tuple[int, ...]
-    place_stride_whole: tuple[int, ...] = ()
-    """Stride along each dimension of the slice, if the box is the slice."""
-
-    def is_copy_of(self, dtype: torch.dtype, elements: int) -> bool:
-        """Return whether the box is a whole tensor, and its copy has the same bytes."""
-        return (
-            self.shape == (elements,)
-            and self.source_stride == self.place_stride == (1,)
-            and self.source_dtype == self.place_dtype
-            and DTYPES[self.source_dtype] is dtype
-        )
 
 
 @dataclass(slots=True)
@@ -64,8 +53,6 @@ class Read:
     index: _Index | None
     shape: tuple[int, ...]
     boxes: list[Box]
-    is_direct: bool
-    """The only box is all that is read, in its order and of its dtype."""
 
 
 class _Part(NamedTuple):
@@ -129,10 +116,7 @@ def rounds(plan: Plan, tensors: Sequence[torch.Tensor], *, is_one: bool) -> list
 
 def _reads(source: Source, boxes: list[Box], *, is_one: bool) -> list[Read]:
     dtype, shape = torch_form(source.dtype, source.shape)
-    if len(boxes) == 1 and boxes[0].is_copy_of(dtype, _size(shape)):
-        boxes = [boxes[0]._replace(place_stride_whole=_row_major(shape))]
-        return [Read(source.name, None, shape, boxes, is_direct=True)]
-    whole = [Read(source.name, None, shape, boxes, is_direct=False)]
+    whole = [Read(source.name, None, shape, boxes)]
     if source.dtype == "F4" or any(DTYPES[box.source_dtype] is not dtype for box in boxes):
         return whole
     strides = _row_major(shape)
@@ -165,13 +149,7 @@ def _read(source: Source, shape: tuple[int, ...], taken: list[_Taken]) -> Read:
     strides = _row_major(cut)
     boxes = [_within(one, low, strides) for one in taken]
     index = None if cut == shape else tuple(slice(start, end) for start, end in zip(low, high, strict=True))
-    is_direct = len(taken) == 1 and _is_whole(taken[0], cut)
-    if is_direct:
-        box = boxes[0]
-        along = _along(taken[0], cut)
-        is_direct = along is not None and box.source_dtype == box.place_dtype
-        boxes = [box._replace(place_stride_whole=along or ())]
-    return Read(source.name, index, cut, boxes, is_direct=is_direct)
+    return Read(source.name, index, cut, boxes)
 
 
 def _within(one: _Taken, low: Sequence[int], strides: Sequence[int]) -> Box:
@@ -183,23 +161,6 @@ def _within(one: _Taken, low: Sequence[int], strides: Sequence[int]) -> Box:
         source_stride=tuple(part.step * strides[part.dim] for part in one.parts),
         place_stride=tuple(part.place_step for part in one.parts),
     )
-
-
-def _is_whole(one: _Taken, cut: Sequence[int]) -> bool:
-    """Return whether a box is all of its slice."""
-    return _size([part.number for part in one.parts]) == _size(cut)
-
-
-def _along(one: _Taken, cut: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the stride in the parameter along each dimension, if it is written to as it is read."""
-    strides = list(_row_major(cut))
-    steps = {part.dim: part.place_step for part in one.parts if part.number > 1}
-    if len(steps) != sum(part.number > 1 for part in one.parts):
-        return None
-    for dim, n in enumerate(cut):
-        if n > 1 and steps.get(dim) != strides[dim]:
-            return None
-    return tuple(strides)
 
 
 def _take(box: Box, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Taken | None:

@@ -70,7 +70,12 @@ def record(
         except ValueError as error:
             raise RefusedError(str(error)) from error
         tensors = bind(module, plan.places)
-        require_replaced(plan, tensors, lambda boxes: runs.write(boxes, tensors, checkpoint, options, group))
+
+        def write(written: Plan) -> None:
+            # What is doubtful differs by rank: each reads it alone.
+            runs.write(written, tensors, checkpoint, options, group if written is plan else None)
+
+        require_replaced(plan, tensors, write)
         if recorder.writes:
             _repeat(recorder, checkpoint, load, plan, torch.device(device))
     except BaseException:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tload._load.into import load_into
 from tload._load.load import require_files, stream
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import Options, resolve
+from tload._ranks.group import beginning
 from tload.plans import boxes
 from tload.plans.key import headers_of
 from tload.plans.places import bind, bits
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tload._checkpoint.checkpoint import Checkpoint
-    from tload._options.load_options import Options
     from tload._ranks.group import Group
     from tload.plans.plan import Fill, Plan
     from tload.plans.reads import Box, Read
@@ -48,7 +49,10 @@ def run(
         load: The engine's loader, for tensors that need it (`plan.normal`).
         device: The device of the tensors that the loader gets.
         options: Options of the loads.
-        group: The ranks that load together. Each has a plan of its own.
+        group: The ranks that load together. Each has a plan of its own, and takes part in three
+            loads: tensors that the core writes to parameters, other tensors of the plan, and those
+            of the loader. A rank whose plan does not fit tells the others, which get a `PeerError`;
+            after another error, close the group, or they wait for the next load of this rank.
 
     Returns:
         The reports of the loads.
@@ -57,6 +61,24 @@ def run(
         RefusedError: The plan does not fit, and nothing was written: load the normal way.
         tload.Error: The checkpoint cannot be read.
     """
+    if group is not None:
+        # Equal on all ranks, whatever they have to load.
+        options = boxes.host_options(resolve(options, OptionKeywords()))
+    with beginning(group, options or Options()):
+        tensors = _checked(plan, module, checkpoint, load)
+        require_files(checkpoint, options)
+    reports = write(plan, tensors, checkpoint, options, group)
+    if load is not None and plan.normal:
+        with stream(checkpoint, names=plan.normal, device=str(device), options=options, group=group) as weights:
+            load(iter(weights))
+            reports.append(weights.report)
+    elif group is not None:
+        reports.append(boxes.take_part(checkpoint, options, group))
+    return reports
+
+
+def _checked(plan: Plan, module: torch.nn.Module, checkpoint: Checkpoint, load: object) -> list[torch.Tensor]:
+    """Return the parameters and buffers of the places of a plan that fits."""
     if plan.normal and load is None:
         raise RefusedError("some tensors need the engine's loader")
     if headers_of(checkpoint) != plan.headers:
@@ -66,14 +88,7 @@ def run(
         plan.check()
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    tensors = bind(module, plan.places)
-    require_files(checkpoint, options)
-    reports = write(plan, tensors, checkpoint, options, group)
-    if load is not None and plan.normal:
-        with stream(checkpoint, names=plan.normal, device=str(device), options=options, group=group) as weights:
-            load(iter(weights))
-            reports.append(weights.report)
-    return reports
+    return bind(module, plan.places)
 
 
 def write(
@@ -83,27 +98,25 @@ def write(
     options: Options | None = None,
     group: Group | None = None,
 ) -> list[Report]:
-    """Write the boxes and constants of a plan that was checked into the parameters of its places."""
+    """Write the boxes and constants of a plan that was checked into the parameters of its places.
+
+    Ranks that load together must start the same loads: in a group these are two, one of what the
+    core writes itself and one of the rest, whatever the rank has of them.
+    """
+    if group is not None:
+        options = boxes.host_options(resolve(options, OptionKeywords()))
     for fill in plan.fills:
         _fill(tensors[fill.place], fill)
-    reports = []
-    # Ranks that load together must start the same loads, so all of their tensors are in one.
-    chosen = boxes.tensors_in(plan, tensors) if group is None else None
-    if chosen is not None and bool(chosen.any()):
-        reports.append(boxes.load(plan, chosen, tensors, checkpoint, options))
-        plan = dataclasses.replace(plan, rows=plan.rows[~chosen[plan.rows[:, TENSOR]]])
-    for reads in rounds(plan, tensors, is_one=group is not None):
-        direct = {read.name: target for read in reads if (target := _target(read, tensors)) is not None}
-        rest = {read.name: read for read in reads if read.name not in direct}
+    chosen = boxes.tensors_in(plan, tensors)
+    reports = boxes.load(plan, chosen, tensors, checkpoint, options=options, group=group)
+    rest = dataclasses.replace(plan, rows=plan.rows[~chosen[plan.rows[:, TENSOR]]])
+    read_at_once = rounds(rest, tensors, is_one=group is not None)
+    for reads in read_at_once:
+        named = {read.name: read for read in reads}
         slices = {read.name: read.index for read in reads if read.index is not None}
-        if group is not None:
-            direct, rest = {}, {read.name: read for read in reads}
-        if direct:
-            cut = {name: slices[name] for name in direct if name in slices}
-            reports.append(load_into(direct, checkpoint, names=list(direct), slices=cut, options=options))
-        if rest:
-            cut = {name: slices[name] for name in rest if name in slices}
-            reports.append(_copy_rest(rest, tensors, checkpoint, cut, options=options, group=group))
+        reports.append(_copy_rest(named, tensors, checkpoint, slices, options=options, group=group))
+    if group is not None and not read_at_once:
+        reports.append(boxes.take_part(checkpoint, options, group))
     return reports
 
 
@@ -118,6 +131,8 @@ def _copy_rest(
 ) -> Report:
     """Copy the boxes of tensors that cannot be loaded straight into parameters."""
     places = {name: str(tensors[read.boxes[0].place].device) for name, read in rest.items()}
+    if group is not None:
+        options = boxes.host_options(resolve(options, OptionKeywords()))
     names = list(rest)
     with stream(
         checkpoint, names=names, slices=slices, device_map=_device_map(places), options=options, group=group
@@ -132,17 +147,6 @@ def _device_map(places: dict[str, str]) -> dict[str, str]:
     """Return the map of devices by tensor: one entry for all where it is one device."""
     devices = set(places.values())
     return {"": devices.pop()} if len(devices) == 1 else places
-
-
-def _target(read: Read, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return the memory that a read can be loaded straight into, if there is one."""
-    if not read.is_direct:
-        return None
-    box = read.boxes[0]
-    place = tensors[box.place]
-    if place.dtype is not DTYPES[box.place_dtype]:
-        return None
-    return place.as_strided(read.shape, box.place_stride_whole, place.storage_offset() + box.place_offset)
 
 
 def _copy(values: torch.Tensor, box: Box, place: torch.Tensor) -> None:

@@ -4,6 +4,7 @@
 
 mod allocators;
 mod batches;
+mod boxes;
 mod budgets;
 #[path = "../it/child.rs"]
 #[expect(

@@ -16,12 +16,12 @@ use crate::stub::{Cuda, bytes, cuda};
 
 /// Bytes around lent memory, on either side, that must stay untouched.
 const MARGIN: usize = 64;
-const UNTOUCHED: u8 = 0xEE;
+pub(crate) const UNTOUCHED: u8 = 0xEE;
 
 /// Memory of a test with margins, on the host or standing for a device's.
-struct Lent {
+pub(crate) struct Lent {
     memory: NonNull<[u8]>,
-    len: usize,
+    pub(crate) len: usize,
     /// The GPU, and the driver that has adopted the memory.
     device: Option<(i32, &'static tload_cuda_stub::Stub)>,
 }
@@ -32,7 +32,7 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    fn new(cuda: &Cuda, len: usize, device: Option<i32>) -> Arc<Self> {
+    pub(crate) fn new(cuda: &Cuda, len: usize, device: Option<i32>) -> Arc<Self> {
         let memory = vec![UNTOUCHED; len + 2 * MARGIN].into_boxed_slice();
         let memory = NonNull::from(Box::leak(memory));
         if let Some(ordinal) = device {
@@ -70,7 +70,7 @@ impl Lent {
         unsafe { Target::cuda(ordinal, address, self.len, stream, owner) }
     }
 
-    fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.start().as_ptr().expose_provenance() as u64
     }
 
@@ -80,7 +80,7 @@ impl Lent {
         unsafe { self.memory.as_ref() }
     }
 
-    fn assert_is(&self, bytes: &[u8]) {
+    pub(crate) fn assert_is(&self, bytes: &[u8]) {
         let all = self.all();
         assert!(all[MARGIN..MARGIN + self.len] == *bytes, "wrong bytes");
         let mut margins = all[..MARGIN].iter().chain(&all[MARGIN + self.len..]);

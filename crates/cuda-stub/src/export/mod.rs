@@ -14,6 +14,7 @@ mod batch;
 mod inspect;
 mod machine;
 mod memory;
+mod rows;
 mod work;
 
 use std::ffi::{CStr, c_char, c_void};
@@ -157,6 +158,7 @@ fn address(name: &str) -> *mut c_void {
         batch::address(name),
         machine::address(name),
         memory::address(name),
+        rows::address(name),
         work::address(name),
     ];
     found

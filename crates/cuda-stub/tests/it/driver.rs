@@ -280,6 +280,11 @@ pub(crate) fn htod_async(to: usize, from: usize, len: usize, stream: u64) -> Res
     call("cuMemcpyHtoDAsync_v2", [to, from, len, word(stream), 0])
 }
 
+pub(crate) fn copy_rows(described: &[usize; 16], stream: u64) -> Result {
+    let described = described.as_ptr().expose_provenance();
+    call("cuMemcpy2DAsync_v2", [described, word(stream), 0, 0, 0])
+}
+
 pub(crate) fn dtoh_async(to: usize, from: usize, len: usize, stream: u64) -> Result {
     call("cuMemcpyDtoHAsync_v2", [to, from, len, word(stream), 0])
 }

@@ -9,4 +9,5 @@ mod faults;
 mod machine;
 mod memory;
 mod order;
+mod rows;
 mod streams;

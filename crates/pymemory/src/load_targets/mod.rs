@@ -53,23 +53,32 @@ struct Described {
 /// A tensor or array, or the reason why it is an invalid target.
 type Read = Result<Described, String>;
 
-/// Address and length of each piece of host memory, dimensions of boxes, the table of
+/// Address and length of a piece of memory; on a GPU, also its ordinal and a stream.
+type Piece = (usize, usize, Option<(usize, u64)>);
+
+/// Pieces of memory, conversions and dimensions of boxes, the table of
 /// [`tload::Loader::into_boxes`] in native numbers of 8 bytes, and the owner of the memory.
-pub type Boxes<'py> = (Vec<(usize, usize)>, usize, &'py [u8], Py<PyAny>);
+pub type Boxes<'py> = (
+    Vec<Piece>,
+    Vec<(String, String)>,
+    usize,
+    &'py [u8],
+    Py<PyAny>,
+);
 
 /// Loads `names` into boxes.
 pub fn into_boxes(
     py: Python<'_>,
     loader: tload::Loader,
     names: &[String],
-    (memory, dims, table, owner): Boxes<'_>,
+    (memory, casts, dims, table, owner): Boxes<'_>,
 ) -> PyResult<tload::Loader> {
     let (numbers, _) = table.as_chunks();
     let table: Vec<i64> = numbers.iter().copied().map(i64::from_ne_bytes).collect();
     let owner: KeepAlive = Arc::new(owner);
     // SAFETY: the package gives the memory of torch tensors that `owner` has, and boxes of a plan
     // that it has checked. The docs of `run` forbid other use of the tensors during the load.
-    let boxed = unsafe { loader.into_boxes(names, &memory, dims, &table, &owner) };
+    let boxed = unsafe { loader.into_boxes(names, &memory, &casts, dims, &table, &owner) };
     boxed.map_err(|error| exception(py, &error))
 }
 

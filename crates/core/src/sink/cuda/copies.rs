@@ -46,20 +46,13 @@ impl Copy {
 }
 
 /// Returns the copies of an extent with these pieces, whose addresses `address` returns. There is
-/// `room` for so many bytes that are joined. If not even neighbours may share a copy, since other
-/// data may lie between them, `shares` is false.
-pub(super) fn copies(
-    pieces: &[Piece],
-    shares: bool,
-    room: usize,
-    address: impl Fn(&Piece) -> u64,
-) -> Vec<Copy> {
+/// `room` for so many bytes that are joined.
+pub(super) fn copies(pieces: &[Piece], room: usize, address: impl Fn(&Piece) -> u64) -> Vec<Copy> {
     let mut parts: Vec<Copy> = Vec::new();
     for (index, piece) in pieces.iter().enumerate() {
         let to = address(piece);
         if let Some(last) = parts.last_mut()
             && let Some(from) = last.window_offset
-            && shares
             && piece.extent_offset >= from
             && to == last.to + (piece.extent_offset - from) as u64
         {
@@ -74,7 +67,7 @@ pub(super) fn copies(
             window_offset: Some(piece.extent_offset),
         });
     }
-    if !shares || parts.len() < RUNS_MIN {
+    if parts.len() < RUNS_MIN {
         return parts;
     }
     join(&parts, room.min(JOINED_BYTES_MAX))
@@ -121,7 +114,7 @@ pub fn joined_bytes_max(plan: &Plan, destination: usize) -> usize {
     };
     let joined = |extent: &Extent| -> usize {
         let pieces = &plan.pieces[extent.pieces.clone()];
-        let copies = copies(pieces, true, JOINED_BYTES_MAX, offset).into_iter();
+        let copies = copies(pieces, JOINED_BYTES_MAX, offset).into_iter();
         let joined = copies.filter(|copy| copy.window_offset.is_none());
         joined.map(|copy| copy.len).sum()
     };
@@ -158,7 +151,7 @@ mod tests {
 
     fn shapes(lens: &[usize], room: usize) -> Vec<(Range<usize>, Option<usize>)> {
         let (pieces, addresses) = pieces(lens);
-        let copies = copies(&pieces, true, room, |piece| addresses[piece.tensor]);
+        let copies = copies(&pieces, room, |piece| addresses[piece.tensor]);
         copies
             .into_iter()
             .map(|it| (it.pieces, it.window_offset))
@@ -190,13 +183,6 @@ mod tests {
         );
     }
 
-    #[test]
-    fn copies_of_memory_of_the_caller_are_separate() {
-        let (pieces, addresses) = pieces(&[16; 10]);
-        let copies = copies(&pieces, false, 1 << 20, |piece| addresses[piece.tensor]);
-        assert_eq!(copies.len(), 10);
-    }
-
     proptest! {
         /// Each piece is in one copy, at its place; copies neither overlap nor exceed the room.
         #[test]
@@ -205,7 +191,7 @@ mod tests {
             room in prop::sample::select(vec![0_usize, 100, 5000, 1 << 20]),
         ) {
             let (pieces, addresses) = pieces(&lens);
-            let copies = copies(&pieces, true, room, |piece| addresses[piece.tensor]);
+            let copies = copies(&pieces, room, |piece| addresses[piece.tensor]);
             let mut next = 0;
             let mut end = 0;
             let mut joined = 0;

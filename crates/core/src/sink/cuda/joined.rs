@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::copies::{Copy, copies};
+use crate::cuda::RowCopy;
 use crate::memory::Filled;
 use crate::plan::Piece;
 
@@ -13,6 +14,8 @@ pub(super) struct SlotCopy {
     pub(super) from: Place,
     /// Address on the device.
     pub(super) to: u64,
+    /// Rows in these bytes, if not all of them are copied.
+    pub(super) rows: Option<RowCopy>,
 }
 
 /// Place of bytes in a slot.
@@ -34,15 +37,14 @@ impl Place {
 }
 
 /// Returns the copies of `filled`, whose pieces go to the addresses that `address` returns, and
-/// joins small tensors for them. If not even neighbours may share a copy, `shares` is false.
+/// joins small tensors for them.
 pub(super) fn slot_copies(
     pieces: &[Piece],
-    shares: bool,
     filled: &mut Filled,
     address: impl Fn(&Piece) -> u64,
 ) -> Vec<SlotCopy> {
     let (read, room) = filled.with_room();
-    let copies = copies(pieces, shares, room.len(), &address);
+    let copies = copies(pieces, room.len(), &address);
     let mut used = 0;
     let slot_copy = |copy: Copy| {
         let from = if let Some(offset) = copy.window_offset {
@@ -58,7 +60,11 @@ pub(super) fn slot_copies(
             }
             Place::Room(joined)
         };
-        SlotCopy { from, to: copy.to }
+        SlotCopy {
+            from,
+            to: copy.to,
+            rows: None,
+        }
     };
     copies.into_iter().map(slot_copy).collect()
 }
@@ -84,8 +90,8 @@ mod tests {
             })
             .collect();
         let address = |piece: &Piece| 5000 + piece.tensor as u64 * 16;
-        let copies = slot_copies(&pieces, true, &mut filled, address);
-        let [SlotCopy { from, to: 5000 }] = &copies[..] else {
+        let copies = slot_copies(&pieces, &mut filled, address);
+        let [SlotCopy { from, to: 5000, .. }] = &copies[..] else {
             panic!("{copies:?}");
         };
         let joined = from.bytes(&filled);
@@ -94,9 +100,5 @@ mod tests {
             let at = piece.tensor * 16;
             assert_eq!(joined[at..at + 10], bytes[piece.extent_offset..][..10]);
         }
-        // Memory of the caller may have other data between them.
-        let copies = slot_copies(&pieces, false, &mut filled, address);
-        assert_eq!(copies.len(), 20);
-        assert!(copies.iter().all(|it| matches!(it.from, Place::Window(_))));
     }
 }

@@ -15,6 +15,7 @@
     reason = "queues copies from slots that it keeps until they have run"
 )]
 
+mod boxed;
 mod copies;
 mod joined;
 mod places;
@@ -226,18 +227,20 @@ impl CudaSink {
         if let Some(began) = &marks.began {
             began.record(stream)?;
         }
+        // Copies of rows are calls of their own.
         let parts = || {
-            let copies = copies.iter();
-            copies.map(|SlotCopy { from, to }| (*to, from.bytes(filled)))
+            let copies = copies.iter().filter(|it| it.rows.is_none());
+            copies.map(|it| (it.to, it.from.bytes(filled)))
         };
         let mut count = 0;
         if let Some(several) = batch
-            && copies.len() > 1
+            && parts().nth(1).is_some()
         {
             // SAFETY: the context is bound. `filled` is kept in `copying` until the event behind
             // the copies has fired, or until the stream has been waited for, which is what happens
             // if this fails and has queued some of them; the plan gives each byte of the memory to
-            // one piece, and so to one copy, and the memory is kept with `filled`.
+            // one piece, no element is in two boxes, and so each has one copy; and the memory is
+            // kept with `filled`.
             count = unsafe { several.queue(stream, parts()) }?;
             if count == 0 {
                 *batch = None;
@@ -249,6 +252,12 @@ impl CudaSink {
                 // order.
                 unsafe { stream.copy_in(to, bytes) }?;
                 count += 1;
+            }
+        }
+        for it in copies {
+            if let Some(rows) = &it.rows {
+                // SAFETY: as above, for rows of one piece.
+                count += unsafe { stream.copy_rows_in(it.to, it.from.bytes(filled), rows) }?;
             }
         }
         load.copies.fetch_add(count, Ordering::Relaxed);
@@ -355,9 +364,13 @@ impl Sink for CudaSink {
         let mut filled = filled;
         let pieces = &load.plan.pieces[extent.pieces.clone()];
         let memory = open.as_deref().map(|open| &*open.memory);
-        let shares = load.places.joins_tensors();
-        let address = |piece: &Piece| load.address(memory, piece);
-        let copies = joined::slot_copies(pieces, shares, &mut filled, address);
+        let copies = match &load.places {
+            CudaPlaces::Regions(_) => {
+                let address = |piece: &Piece| load.address(memory, piece);
+                joined::slot_copies(pieces, &mut filled, address)
+            }
+            CudaPlaces::Targets(places) => boxed::target_copies(pieces, places),
+        };
         // The slot enters the queue before its first copy starts, because from then on only the
         // queue may release it.
         self.copying.push_back(Copying {

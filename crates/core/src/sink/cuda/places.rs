@@ -90,12 +90,6 @@ impl CudaPlaces {
         }
     }
 
-    /// Returns whether one copy may carry several tensors and the gaps between them. In the
-    /// caller's memory, a gap may hold other data, or the end of an allocation.
-    pub(super) fn joins_tensors(&self) -> bool {
-        matches!(self, Self::Regions(_))
-    }
-
     /// Address of a tensor's first byte on the device.
     pub(super) fn start(&self, plan: &Plan, region: Option<&DeviceRegion>, tensor: usize) -> u64 {
         match (self, region) {
@@ -133,7 +127,8 @@ impl CudaPlaces {
 }
 
 impl TargetPlaces {
-    fn target(&self, tensor: usize) -> &Target {
+    /// Memory that a tensor goes to.
+    pub(super) fn target(&self, tensor: usize) -> &Target {
         self.targets[tensor]
             .as_ref()
             .expect("tensors of this destination have targets")
