@@ -56,6 +56,7 @@ class Table:
             path, _, function = name.rpartition("/")[2].partition("::")
             words = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
             lines.append(f"| `{path}`: {function.removeprefix('test_').replace('_', ' ')} | {words} |")
+        self._path.parent.mkdir(exist_ok=True)
         with self._path.open("a") as file:
             file.write("\n".join(lines) + "\n")
 

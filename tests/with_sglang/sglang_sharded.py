@@ -201,6 +201,16 @@ def save_and_load_presharded(rank: int, folder: str) -> None:
         assert load(Path(folder), "tload", {"presharded": True}).content() == saved
 
 
+def test_files_in_the_page_cache_are_views_on_a_cpu(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with parallel(0, 1), caplog.at_level("INFO"):
+        wanted = processed(0, write_checkpoint(tmp_path / "m")).content()
+        assert load(tmp_path / "m", "tload").content() == wanted
+        assert "as views of the files" in caplog.text
+        caplog.clear()
+        assert load(tmp_path / "m", "tload", {"cache": "auto"}).content() == wanted
+        assert "as views of the files" not in caplog.text
+
+
 @pytest.fixture
 def presharded(tmp_path: Path) -> tuple[Path, dict[str, bytes]]:
     """A folder with the state of one rank."""

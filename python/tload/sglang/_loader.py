@@ -71,6 +71,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         own.load_format = LoadFormat.AUTO
         own.model_loader_extra_config = {}
         super().__init__(own)
+        self._on_cpu = False
         self._config: Any = None
         self._shown = "the weights"
         self._entries: dict[str, reloading.Entry] = {}
@@ -88,6 +89,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             return presharded.load_model(model_config=model_config, device_config=device_config)
         if settings.sharded_state:
             return _sharded.load_model(config, model_config, device_config, settings, open_bar=_bar, logger=logger)
+        self._on_cpu = torch.device(device_config.device).type == "cpu"
         loaded: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         return loaded
 
@@ -212,6 +214,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             logger=logger,
             ranks=ranks,
             process_group=self._process_group(),
+            on_cpu=self._on_cpu,
         )
 
     def _process_group(self) -> ProcessGroup | None:

@@ -26,7 +26,8 @@ error.
   without it.
 - `device`: `"cpu"` (the default), from which vLLM copies; or `"cuda"`, the GPU of each process.
 - The fields of `tload.Options`, except `writable`. `order` is `"file"` by default, as with vLLM's
-  own loader.
+  own loader. On a CPU, files in the page cache are mapped (`cache` `"map"`) unless `cache`, `engine`
+  or `verify` is set.
 - `missing_weights`: What happens if a parameter of the model did not get all of its weights:
   `"error"` (the default) names it and the tensors that are missing, `"warn"` logs that, and `"off"`
   does not look.

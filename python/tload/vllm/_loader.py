@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
+from vllm.platforms import current_platform
 
 from tload._engines import reload as reloading
 from tload._engines import watch as arming
@@ -250,6 +251,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             process_group=_process_group(starts=self._starts),
             keep=None if experts is None else lambda name: not should_skip_weight(name, experts),
             unused=unused,
+            on_cpu=current_platform.is_cpu(),
         )
 
     def _bar(self, total: int) -> Any:

@@ -6,8 +6,10 @@ module selects tensors by name before any tensor data is read.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -16,20 +18,23 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import tload
 from tload import _tload
 from tload._checkpoint.opening import open_for
+from tload._engines import views
 from tload._errors import Error, InvalidRequestError, PeerError, advise
 from tload._load.load import require_files
 from tload._ranks.group import raw_group
+from tload._report.progress import INTERVAL
 from tload._sources.opened import show
 from tload._sources.origin import Opening
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import torch
     from torch.distributed import ProcessGroup
 
     from tload._checkpoint.checkpoint import Checkpoint
+    from tload._options.load_options import Options
     from tload._sources.entries import TensorInfo
     from tload.vllm._settings import Settings
 
@@ -74,6 +79,7 @@ class Bar(Protocol):
 
 OpenBar: TypeAlias = Callable[[int], AbstractContextManager[Bar]]
 Keep: TypeAlias = Callable[[str], bool]
+ChooseViews: TypeAlias = "Callable[[Options, Iterable[str]], bool]"
 
 
 def natural(location: str) -> list[Any]:
@@ -171,6 +177,7 @@ def stream(
     process_group: ProcessGroup | None = None,
     keep: Keep | None = None,
     unused: Keep | None = None,
+    on_cpu: bool = False,
 ) -> Weights:
     """Open a checkpoint, read its headers, and return an iterator of its tensors.
 
@@ -188,11 +195,13 @@ def stream(
             settings say so. Those that do not come are done without. Default: none.
         keep: Predicate of tensor names to load. Default: all.
         unused: Predicate of names of tensors that the model does not use. Default: none.
+        on_cpu: The engine computes on the CPU: the tensors may be views of files.
 
     Raises:
         RuntimeError: Any failure, as engines expect, with the `tload.Error` as its cause.
     """
-    loading = _load(source, settings, show(shown), open_bar, logger, ranks, process_group, keep, unused)
+    choose = views.are_best if on_cpu and settings.device == "cpu" else _never
+    loading = _load(source, settings, show(shown), open_bar, logger, ranks, process_group, keep, unused, choose)
     return Weights(next(loading), loading)  # type: ignore[arg-type]  # what it yields first
 
 
@@ -206,7 +215,8 @@ def _load(  # noqa: PLR0917
     process_group: ProcessGroup | None,
     keep: Keep | None,
     unused: Keep | None,
-) -> Iterator[dict[str, TensorInfo] | tuple[str, torch.Tensor]]:
+    choose_views: ChooseViews,
+) -> Iterator[Mapping[str, TensorInfo] | tuple[str, torch.Tensor]]:
     """Yield the header entries of the weights once the files are open, and then the tensors.
 
     A generator that has begun closes its files when it is closed or forgotten.
@@ -218,20 +228,25 @@ def _load(  # noqa: PLR0917
             refuse_shards([shard.location for shard in opened.shards], shown)
             names = wanted(list(opened), keep, unused)
             require_files(opened, settings.options)
-            yield dict(opened)
+            yield opened
             if names == []:
                 return
             with (
-                _start(opened, names, settings, ranks, group, logger) as tensors,
-                open_bar(sum(info.nbytes for info in tensors.tensors)) as bar,
+                _start(opened, names, settings, ranks, group, logger, choose_views) as tensors,
+                open_bar(tensors.progress.bytes_total) as bar,
             ):
-                drawn = 0
-                for name, tensor in tensors:
-                    # Large tensors fill side by side: bytes arrive before the first is complete.
-                    done = tensors.progress.bytes_done
-                    bar.update(done - drawn)
-                    drawn = done
-                    yield name, tensor
+                drawn, due = 0, 0.0
+                for each in tensors:
+                    # Some models have hundreds of thousands of tensors.
+                    now = time.monotonic()
+                    if now >= due:
+                        # Large tensors fill side by side: bytes arrive before the first is
+                        # complete.
+                        done = tensors.progress.bytes_done
+                        bar.update(done - drawn)
+                        drawn, due = done, now + INTERVAL
+                    yield each
+                bar.update(tensors.progress.bytes_done - drawn)
             tell(tensors.report, shown, logger)
     except Error as error:
         message = f"tload cannot load the model weights of `{shown}`: {error}"
@@ -282,6 +297,7 @@ def _start(  # noqa: PLR0917
     ranks: int,
     group: tload.Group | None,
     logger: logging.Logger,
+    choose_views: ChooseViews,
 ) -> tload.TensorStream[torch.Tensor]:
     """Start to read together with the other ranks, or alone if some of them do not load now."""
     if group is not None:
@@ -293,7 +309,14 @@ def _start(  # noqa: PLR0917
             if error.expected is not None:
                 raise
             _tell_alone(error, logger)
-    return tload.stream(checkpoint, names=names, device=settings.device, options=settings.for_ranks(ranks))
+    options = settings.for_ranks(ranks)
+    if choose_views(settings.options, (shard.location for shard in checkpoint.shards)):
+        options = dataclasses.replace(options, cache="map")
+    return tload.stream(checkpoint, names=names, device=settings.device, options=options)
+
+
+def _never(_options: Options, _locations: Iterable[str]) -> bool:
+    return False
 
 
 def _is_consolidated(location: str) -> bool:

@@ -112,9 +112,11 @@ pub(super) const MEMORY: Section = Section {
                    file is truncated after the load, because the file is not mapped. The \
                    exceptions are `cache=\"map\"`, and the two interfaces that map local files \
                    by default, like the packages that they replace: `tload.safetensors` \
-                   (`backend=\"mmap\"`) and `tload.transformers.from_pretrained`.",
+                   (`backend=\"mmap\"`) and `tload.transformers.from_pretrained`. The plugins for \
+                   vLLM and SGLang map files in the page cache while they load to a CPU.",
             tests: &[
                 "crates/core/tests/it/page_cache.rs::tensors_other_than_views_survive_file_truncation",
+                "tests/test_engine_views.py::test_copies_survive_a_truncation_after_the_load",
             ],
         },
         Promise {
