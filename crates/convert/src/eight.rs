@@ -1,8 +1,8 @@
 //! 8-bit floats: their bits to F32 and back.
 //!
-//! Own code, because no library has torch's results: torch clamps `F8_E4M3` and no other. The crate
-//! `float8` clamps `F8_E5M2` too and lacks two formats; `microfloat` makes `F8_E4M3` NaN from 464 on.
-//! Called by `element.rs`.
+//! Own code, because no library has torch's results: torch clamps `F8_E4M3` and no other. The
+//! crate `float8` clamps `F8_E5M2` too and lacks two formats; `microfloat` makes `F8_E4M3` NaN
+//! from 464 on. Called by `element.rs`.
 
 const SIGN: u8 = 0x80;
 

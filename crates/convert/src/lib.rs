@@ -5,8 +5,8 @@
 //! through F32, as in torch. So an F64 that becomes narrower than F32 is rounded twice.
 //!
 //! * Values are rounded to nearest, ties to even. Subnormals are kept.
-//! * Values out of range become infinite, or NaN in an F8 without infinities. Only those of `F8_E4M3`
-//!   are clamped, as torch 2.15 does (earlier versions made them NaN).
+//! * Values out of range become infinite, or NaN in an F8 without infinities. Only those of
+//!   `F8_E4M3` are clamped, as torch 2.15 does (earlier versions made them NaN).
 //! * NaN stays NaN. Its sign and payload are not specified: in torch they depend on the CPU and on
 //!   the place of the element.
 //!
