@@ -32,6 +32,7 @@ from check_bytes import (
     imported_by,
     safetensors_agrees,
 )
+from check_plans import by_a_plan
 from safetensors.torch import save_file
 from shared import MIB, Bench, Skipped, bytes_of, equal, read_file, tile, write
 
@@ -399,6 +400,7 @@ CHECKS: list[tuple[str, Callable[[Bench], str]]] = [
     ("devices by name", devices_by_name),
     ("into a module", into_a_module),
     ("into tied parameters, and with a cast", into_tied_and_cast),
+    ("by a plan", by_a_plan),
     ("neighbours are apart", neighbours_are_apart),
     ("behind the caller's stream", behind_the_callers_stream),
     ("on any stream", on_any_stream),
