@@ -97,7 +97,12 @@ def test_settings_that_say_otherwise_win(
     folder: Path, caplog: pytest.LogCaptureFixture, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(tload, "stream", lambda *_, **how: asked.append(how["options"].cache) or 1 / 0)
+
+    def stream(*_: Any, options: tload.Options, **__: Any) -> None:
+        asked.append(options.cache)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tload, "stream", stream)
     with pytest.raises(ZeroDivisionError):
         load(str(folder), caplog, extra)
     assert asked == [extra.get("cache")]

@@ -28,13 +28,12 @@ from tload._sources.origin import Opening
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
     from torch.distributed import ProcessGroup
 
     from tload._checkpoint.checkpoint import Checkpoint
-    from tload._options.load_options import Options
     from tload._sources.entries import TensorInfo
     from tload.vllm._settings import Settings
 
@@ -79,7 +78,6 @@ class Bar(Protocol):
 
 OpenBar: TypeAlias = Callable[[int], AbstractContextManager[Bar]]
 Keep: TypeAlias = Callable[[str], bool]
-ChooseViews: TypeAlias = "Callable[[Options, Iterable[str]], bool]"
 
 
 def natural(location: str) -> list[Any]:
@@ -200,8 +198,8 @@ def stream(
     Raises:
         RuntimeError: Any failure, as engines expect, with the `tload.Error` as its cause.
     """
-    choose = views.are_best if on_cpu and settings.device == "cpu" else _never
-    loading = _load(source, settings, show(shown), open_bar, logger, ranks, process_group, keep, unused, choose)
+    may_map = on_cpu and settings.device == "cpu"
+    loading = _load(source, settings, show(shown), open_bar, logger, ranks, process_group, keep, unused, may_map)
     return Weights(next(loading), loading)  # type: ignore[arg-type]  # what it yields first
 
 
@@ -215,7 +213,7 @@ def _load(  # noqa: PLR0917
     process_group: ProcessGroup | None,
     keep: Keep | None,
     unused: Keep | None,
-    choose_views: ChooseViews,
+    may_map: bool,  # noqa: FBT001
 ) -> Iterator[Mapping[str, TensorInfo] | tuple[str, torch.Tensor]]:
     """Yield the header entries of the weights once the files are open, and then the tensors.
 
@@ -232,7 +230,7 @@ def _load(  # noqa: PLR0917
             if names == []:
                 return
             with (
-                _start(opened, names, settings, ranks, group, logger, choose_views) as tensors,
+                _start(opened, names, settings, ranks, group, logger, may_map) as tensors,
                 open_bar(tensors.progress.bytes_total) as bar,
             ):
                 drawn, due = 0, 0.0
@@ -297,7 +295,7 @@ def _start(  # noqa: PLR0917
     ranks: int,
     group: tload.Group | None,
     logger: logging.Logger,
-    choose_views: ChooseViews,
+    may_map: bool,  # noqa: FBT001
 ) -> tload.TensorStream[torch.Tensor]:
     """Start to read together with the other ranks, or alone if some of them do not load now."""
     if group is not None:
@@ -310,13 +308,9 @@ def _start(  # noqa: PLR0917
                 raise
             _tell_alone(error, logger)
     options = settings.for_ranks(ranks)
-    if choose_views(settings.options, (shard.location for shard in checkpoint.shards)):
+    if may_map and views.are_best(settings.options, (shard.location for shard in checkpoint.shards)):
         options = dataclasses.replace(options, cache="map")
     return tload.stream(checkpoint, names=names, device=settings.device, options=options)
-
-
-def _never(_options: Options, _locations: Iterable[str]) -> bool:
-    return False
 
 
 def _is_consolidated(location: str) -> bool:
