@@ -25,7 +25,8 @@ pub(super) fn missing_hint(location: &Location) -> String {
                 glob.glob only: pass the directory"
             .to_owned();
     }
-    let scheme = text.split_once(':').filter(|(scheme, _)| {
+    let scheme = text.split_once(':').or_else(|| text.split_once("//"));
+    let scheme = scheme.filter(|(scheme, _)| {
         let mut schemes = Location::schemes();
         schemes.any(|known| known.eq_ignore_ascii_case(scheme))
     });
@@ -120,6 +121,7 @@ mod tests {
             ("no-such/model".to_owned(), "it is hf://no-such/model"),
             ("hf:org/name".to_owned(), "write hf://org/name"),
             ("S3:bucket/x".to_owned(), "write S3://bucket/x"),
+            ("s3//bucket/x".to_owned(), "write s3://bucket/x"),
             ("file:x".to_owned(), "leave out file:"),
             ("$HOME/x".to_owned(), CHECK),
         ] {

@@ -327,12 +327,8 @@ fn of_text(text: &str) -> Option<Transient> {
 }
 
 fn failure(error: &CredentialsError, source: &str) -> Classification {
-    let texts = texts(error);
-    let says = |words: &str| {
-        texts
-            .iter()
-            .any(|text| text.to_ascii_lowercase().contains(words))
-    };
+    let texts = texts(error).join("\n").to_ascii_lowercase();
+    let says = |words: &str| texts.contains(words);
     let text = innermost(error);
     let cause = text.clone().map(Cause::Words);
     if says("was not defined") {
@@ -362,7 +358,9 @@ fn failure(error: &CredentialsError, source: &str) -> Classification {
         Some(profile) if says("sso") => format!("run `aws sso login --profile {profile}`"),
         None if says("sso") => "run `aws sso login`".to_owned(),
         None if source == "web identity" => {
-            "check AWS_ROLE_ARN, and the file that AWS_WEB_IDENTITY_TOKEN_FILE names".to_owned()
+            let file = Env::real().get("AWS_WEB_IDENTITY_TOKEN_FILE");
+            let file = file.unwrap_or_default();
+            format!("check AWS_ROLE_ARN, and {file:?}, which AWS_WEB_IDENTITY_TOKEN_FILE names")
         }
         _ => format!("check {source}: it is the first source that offers credentials"),
     };
