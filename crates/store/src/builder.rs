@@ -26,6 +26,7 @@ use crate::http::signing::Signer;
 use crate::http::trust::Bundle;
 use crate::objects::Objects;
 use crate::options::location::{Protocol, RemoteUrl};
+use crate::options::require_clean;
 use crate::options::store_options::StoreOptions;
 
 /// Everything that depends on the protocol of a store, except its options.
@@ -136,19 +137,29 @@ impl Opening<'_> {
     ///
     /// [`ErrorKind::InvalidRequest`] for an option that `object_store` does not know.
     pub(crate) fn settings<K: FromStr>(&self, explicit: bool) -> Result<Vec<(K, String)>> {
-        let mut settings = self.ambient_settings(explicit);
+        let mut settings = self.ambient_settings(explicit)?;
         settings.extend(self.passed_settings()?);
         Ok(settings)
     }
 
     /// Returns settings for `object_store` from the environment.
-    pub(crate) fn ambient_settings<K: FromStr>(&self, explicit: bool) -> Vec<(K, String)> {
+    ///
+    /// # Errors
+    ///
+    /// Those of [`require_clean`]. `object_store` panics on such values.
+    pub(crate) fn ambient_settings<K: FromStr>(&self, explicit: bool) -> Result<Vec<(K, String)>> {
         let variables = self.protocol.variables.into_iter();
-        variables
-            .flat_map(|of| self.environment.settings(of, !explicit))
-            // Most variables with the prefix are for other tools.
-            .filter_map(|(name, value)| Some((name.parse().ok()?, value)))
-            .collect()
+        let settings = variables.flat_map(|of| self.environment.settings(of, !explicit));
+        // Most variables with the prefix are for other tools.
+        let known = settings.filter_map(|(name, value)| Some((name.parse().ok()?, name, value)));
+        let checked = known.map(|(key, name, value)| {
+            // A key in JSON has several lines.
+            if !value.starts_with('{') {
+                require_clean(name.to_ascii_uppercase(), &value)?;
+            }
+            Ok((key, value))
+        });
+        checked.collect()
     }
 
     /// Returns settings for `object_store` from options that have its names.
@@ -160,12 +171,11 @@ impl Opening<'_> {
         let options = self.options.passed_on(self.url.protocol);
         options
             .map(|(name, value)| {
-                let key = name.parse().map_err(|_| {
-                    Error::new(
-                        ErrorKind::InvalidRequest,
-                        format!("store option {name} is unknown to object_store as well"),
-                    )
-                })?;
+                let unknown = || format!("store option {name} is unknown to object_store as well");
+                let key = name
+                    .parse()
+                    .map_err(|_| Error::invalid_request(unknown()))?;
+                require_clean(format!("store option {name}"), value)?;
                 Ok((key, value.to_owned()))
             })
             .collect()
@@ -187,12 +197,10 @@ impl Opening<'_> {
         if self.may_read_environment() {
             return Ok(());
         }
-        Err(Error::new(
-            ErrorKind::PermissionDenied,
-            "no credentials are given, and environment=false forbids looking for any",
-        )
-        .with_location(self.url.shown())
-        .with_hint("pass credentials, or set anonymous=true for public data"))
+        let message = "no credentials are given, and environment=false forbids looking for any";
+        Err(Error::new(ErrorKind::PermissionDenied, message)
+            .with_location(self.url.shown())
+            .with_hint("pass credentials, or set anonymous=true for public data"))
     }
 
     /// Returns the error for a file of credentials that cannot be used. An option, one of
@@ -210,7 +218,7 @@ impl Opening<'_> {
         let origin = origin.map_or(String::new(), |it| format!(" that {it} names"));
         let found = self.redactor.clean(found, &Sent::default());
         let message = format!("the file of credentials{origin} cannot be used: {found}");
-        let error = Error::new(ErrorKind::InvalidRequest, message);
+        let error = Error::invalid_request(message);
         // A key itself, given for the path of its file, is secret.
         if path.contains(['{', '\n']) {
             let error = error.with_location(self.url.shown());
@@ -225,13 +233,18 @@ impl Opening<'_> {
         let texts = texts(error);
         let clean = |text: &String| self.redactor.clean(text, &Sent::default());
         let text = texts.last().map(clean).unwrap_or_default();
-        let error = Error::new(
-            ErrorKind::InvalidRequest,
-            format!("the store cannot be opened: {text}"),
-        );
-        error
+        let options = self
+            .options
+            .iter()
+            .map(|(name, _)| format!("option {name}"));
+        let variables = self.protocol.variables.into_iter();
+        let variables = variables.flat_map(|of| self.environment.settings(of, true));
+        let variables = variables.map(|(name, _)| name.to_ascii_uppercase());
+        let set = std::iter::once("the files of the cloud's tools".to_owned());
+        let set: Vec<_> = set.chain(options).chain(variables).collect();
+        Error::invalid_request(format!("the store cannot be opened: {text}"))
             .with_location(self.url.shown())
-            .with_hint("check the options of the store and the environment")
+            .with_hint(format!("check {}", set.join(", ")))
     }
 }
 

@@ -3,7 +3,7 @@
 use object_store::path::Path;
 use percent_encoding::percent_decode_str;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::options::Protocol;
 use crate::options::location::RemoteUrl;
 
@@ -14,15 +14,13 @@ use crate::options::location::RemoteUrl;
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for empty components, `.` and `..`, which `object_store` cannot
-/// address, and for encoded bytes that are not UTF-8, a slash or a control character.
+/// [`crate::error::ErrorKind::InvalidRequest`] for empty components, `.` and `..`, which
+/// `object_store` cannot address, and for encoded bytes that are not UTF-8, a slash or a control
+/// character.
 pub fn object_path(url: &RemoteUrl) -> Result<Path> {
     let invalid = |what: &str| {
-        Error::new(
-            ErrorKind::InvalidRequest,
-            format!("the path has {what}, which cannot be addressed"),
-        )
-        .with_location(url.shown())
+        Error::invalid_request(format!("the path has {what}, which cannot be addressed"))
+            .with_location(url.shown())
     };
     let path = url.path.strip_suffix('/').unwrap_or(&url.path);
     if path.is_empty() {
@@ -57,6 +55,7 @@ pub fn object_path(url: &RemoteUrl) -> Result<Path> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::options::Location;
 
     fn path(url: &str) -> Result<Path> {

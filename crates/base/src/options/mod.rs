@@ -21,5 +21,5 @@ pub use duration::parse_duration;
 pub use hub_id::HubId;
 pub use location::{Location, Protocol};
 pub use store_keys::{Form, StoreKey};
-pub use store_options::{StoreOptions, split_locations};
+pub use store_options::{StoreOptions, require_clean, split_locations};
 pub use with_setters::with_setters;

@@ -228,16 +228,9 @@ fn shown(key: &str, value: &str) -> String {
 pub fn without_credentials(url: &str) -> String {
     let end = url.find(['?', '#']).unwrap_or(url.len());
     let url = url.get(..end).unwrap_or_default();
-    let (scheme, rest) = url
-        .split_once("://")
-        .map_or(("", url), |(scheme, rest)| (scheme, rest));
-    let (authority, path) = match rest.find('/') {
-        Some(at) => rest.split_at(at),
-        None => (rest, ""),
-    };
-    let host = authority
-        .rsplit_once('@')
-        .map_or(authority, |(_, host)| host);
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));
     let colon = if scheme.is_empty() { "" } else { "://" };
     format!("{scheme}{colon}{host}{path}")
 }
@@ -263,6 +256,12 @@ fn known(key: &str) -> Option<&'static StoreKey> {
 }
 
 fn check(key: &StoreKey, value: &str) -> Result<()> {
+    let words = value.split([' ', ',', ';']).skip(1).filter(|_| !key.secret);
+    let mut names = words.filter_map(|word| known(word.split_once('=')?.0));
+    if let Some(StoreKey { name, .. }) = names.next() {
+        let error = invalid(format!("store option {} holds {name} too", key.name));
+        return Err(error.with_hint("write --store for each, or a line for each in TLOAD_STORE"));
+    }
     let wanted = match key.form {
         Form::Text if value.is_empty() => "a non-empty text",
         Form::Flag if parse_flag(value).is_none() => "true or false",
@@ -275,9 +274,11 @@ fn check(key: &StoreKey, value: &str) -> Result<()> {
         Form::CacheCheck if !matches!(value, "always" | "never" | "offline") => {
             "always, never or offline"
         }
-        Form::Url if !is_url(value) => "a URL that begins with http:// or https://",
+        Form::Url if !is_url(value) => "a URL that begins with http:// or https://, without blanks",
         Form::Locations => return split_locations(value).map(drop),
-        Form::Text | Form::Url => return no_control(key.name, value),
+        Form::Text | Form::Url => {
+            return require_clean(format!("store option {}", key.name), value);
+        }
         Form::Flag
         | Form::Duration
         | Form::Count
@@ -301,15 +302,17 @@ fn check(key: &StoreKey, value: &str) -> Result<()> {
     )))
 }
 
-/// Rejects control characters. Values end up in headers and URLs, where a line break would begin a
-/// new field.
-fn no_control(name: &str, value: &str) -> Result<()> {
-    if value.chars().any(char::is_control) {
-        return Err(invalid(format!(
-            "store option {name} contains a control character, perhaps a trailing line break"
-        )));
-    }
-    Ok(())
+/// Rejects control characters, and blanks at the ends: most come with files that secrets are made
+/// from. Values end up in headers and URLs, where a line break would begin a new field.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`], which shows no value.
+pub fn require_clean(name: impl fmt::Display, value: &str) -> Result<()> {
+    let is_clean = !value.chars().any(char::is_control) && value.trim() == value;
+    let wrong = "contains a control character or a blank at an end, perhaps a trailing line break";
+    let error = || invalid(format!("{name} {wrong}"));
+    is_clean.then_some(()).ok_or_else(error)
 }
 
 fn check_header(name: &str, value: &str) -> Result<()> {
@@ -320,14 +323,14 @@ fn check_header(name: &str, value: &str) -> Result<()> {
             printable(name)
         )));
     }
-    no_control(name, value)
+    require_clean(format!("store option {name}"), value)
 }
 
 fn is_url(text: &str) -> bool {
     let rest = ["http://", "https://"]
         .iter()
         .find_map(|scheme| text.strip_prefix(scheme));
-    rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'))
+    rest.is_some_and(|rest| rest.starts_with(|it| it != '/') && !rest.contains(char::is_whitespace))
 }
 
 fn unknown(key: &str) -> Error {
@@ -361,6 +364,12 @@ mod tests {
             ("cache_limit", "500GiB", "all of it"),
             ("cache_check", "offline", "sometimes"),
             ("endpoint", "https://host:9000", "host:9000"),
+            ("endpoint", "https://host/a", "https://host/a b"),
+            ("endpoint", "http://a?b=c", "http://a "),
+            ("endpoint", "http://h", "http://h region=eu-west-1"),
+            ("retries", "2", "2,region=eu-west-1"),
+            ("region", "eu-west-1", "eu-west-1 "),
+            ("access_key_id", "AKIA", " AKIA"),
             ("proxy", "http://host", "socks5://host"),
             ("region", "eu-west-1", ""),
             ("access_key_id", "AKIA", "AKIA\n"),

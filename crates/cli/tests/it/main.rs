@@ -34,6 +34,7 @@ mod serve;
 mod store;
 mod terminal_escapes;
 mod traces;
+mod unclean;
 mod verified;
 mod verify;
 

@@ -8,7 +8,7 @@ use super::connector::Connector;
 use super::proxy::excluded;
 use super::trust::Bundle;
 use crate::environment::Environment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::options::store_options::StoreOptions;
 
 /// Default limit on the time that connecting may take.
@@ -41,7 +41,8 @@ pub(crate) struct Extras {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for headers that cannot be sent, and those of [`Bundle::read`].
+/// [`crate::error::ErrorKind::InvalidRequest`] for headers that cannot be sent, and those of
+/// [`Bundle::read`].
 pub(crate) fn client_options(
     options: &StoreOptions,
     environment: &Environment,
@@ -105,7 +106,7 @@ fn headers(options: &StoreOptions, authorization: Option<HeaderValue>) -> Result
             .zip(HeaderValue::from_str(value).ok());
         let Some((name, mut value)) = pair else {
             let message = format!("store option header.{name} is not a valid header");
-            return Err(Error::new(ErrorKind::InvalidRequest, message));
+            return Err(Error::invalid_request(message));
         };
         value.set_sensitive(true);
         headers.insert(name, value);

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use reqwest::Certificate;
 
 use crate::environment::{Environment, Stamped};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::errors::error_body::plain;
 use crate::options::store_options::StoreOptions;
 
@@ -62,8 +62,8 @@ impl Bundle {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for a file without certificates, and the kinds of I/O for one
-    /// that cannot be read.
+    /// [`crate::error::ErrorKind::InvalidRequest`] for a file without certificates, and the kinds
+    /// of I/O for one that cannot be read.
     pub(crate) fn read(&self) -> Result<Trusted> {
         let stamped = Stamped::new(self.path.clone());
         let origin = &self.origin;
@@ -72,7 +72,7 @@ impl Bundle {
             Error::from_io(message, error).with_location(self.path.display())
         })?;
         let invalid = |message: String| {
-            Error::new(ErrorKind::InvalidRequest, message)
+            Error::invalid_request(message)
                 .with_location(self.path.display())
                 .with_hint(
                     "name a PEM file, text with lines of -----BEGIN CERTIFICATE-----, or a directory of such files with the \
@@ -142,6 +142,7 @@ fn is_hashed(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn first_variable_counts_and_empty_ones_do_not() {

@@ -10,7 +10,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use crate::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use crate::credentials::origin::{ANONYMOUS, Credentials};
 use crate::environment::{Environment, Variables};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::explain::context::Hints;
 use crate::http::client::Extras;
 use crate::http::pages::Format;
@@ -132,7 +132,7 @@ fn require_signable(opening: &Opening) -> Result<()> {
         return Ok(());
     };
     let message = format!("store option header.{name} holds a character beyond ASCII");
-    Err(Error::new(ErrorKind::InvalidRequest, message)
+    Err(Error::invalid_request(message)
         .with_location(opening.url.shown())
         .with_hint("a request that is signed with the key of an account cannot carry it"))
 }
@@ -239,7 +239,7 @@ struct Place {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for an invalid account or host.
+/// [`crate::error::ErrorKind::InvalidRequest`] for an invalid account or host.
 fn place(url: &RemoteUrl) -> Result<Place> {
     let Some((container, host)) = url.authority.split_once('@') else {
         return Ok(Place {
@@ -270,8 +270,7 @@ fn place(url: &RemoteUrl) -> Result<Place> {
         && port.parse::<u16>().is_ok_and(|port| port > 0);
     let account = name.split('.').next().unwrap_or(name);
     if !is_host {
-        return Err(Error::new(
-            ErrorKind::InvalidRequest,
+        return Err(Error::invalid_request(
             "the text after @ in the URL is neither a storage account nor a host",
         )
         .with_location(url.shown())
@@ -336,9 +335,7 @@ fn require_trusted(
         return Ok(());
     }
     let host = endpoint.trim_start_matches("https://");
-    Err(Error::new(
-        ErrorKind::InvalidRequest,
-        format!("{host} is not an Azure host, and the credentials in the environment are for Azure"),
+    Err(Error::invalid_request(format!("{host} is not an Azure host, and the credentials in the environment are for Azure"),
     )
     .with_location(opening.url.shown())
     .with_hint(format!(
@@ -393,13 +390,11 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
     require_trusted(&place, opening, configured.as_deref(), is_given)?;
     let emulated = value(AzureConfigKey::UseEmulator).as_deref() == Some("true");
     if value(AzureConfigKey::AccountName).is_none() && !emulated {
-        return Err(
-            Error::new(ErrorKind::InvalidRequest, "the storage account is unknown")
-                .with_location(opening.url.shown())
-                .with_hint(
-                    "set account, or write abfss://container@account.dfs.core.windows.net/path",
-                ),
-        );
+        return Err(Error::invalid_request("the storage account is unknown")
+            .with_location(opening.url.shown())
+            .with_hint(
+                "set account, or write abfss://container@account.dfs.core.windows.net/path",
+            ));
     }
     let source = source(&builder, opening, emulated);
     if source.is_none() {
@@ -461,6 +456,7 @@ fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::options::{Location, StoreOptions};
 
     #[test]

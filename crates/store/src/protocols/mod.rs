@@ -50,8 +50,7 @@ pub(crate) fn variables() -> impl Iterator<Item = &'static Variables> {
 fn absent(url: &RemoteUrl) -> Error {
     let row = FEATURES.iter().find(|(it, _)| *it == url.protocol);
     let Some((_, feature)) = row else {
-        return Error::new(
-            ErrorKind::InvalidRequest,
+        return Error::invalid_request(
             "custom-store URLs must be opened with `Checkpoint::open_in`",
         );
     };

@@ -20,7 +20,7 @@ use url::Url;
 
 use crate::builder::{OpenStore, Opening, StoreProtocol, no_retries};
 use crate::credentials::origin::{ANONYMOUS, Credentials};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::explain::context::Hints;
 use crate::explain::rules::{CODES, Rules, STATUSES, rules};
 use crate::http::client::Extras;
@@ -134,7 +134,7 @@ fn base(url: &RemoteUrl) -> Result<Url> {
         query.unwrap_or_default()
     );
     Url::parse(&text).map_err(|error| {
-        Error::new(ErrorKind::InvalidRequest, "the URL is malformed")
+        Error::invalid_request("the URL is malformed")
             .with_location(url.shown())
             .with_source(error)
     })
@@ -156,6 +156,7 @@ fn authorization(url: &RemoteUrl) -> Option<HeaderValue> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::options::Location;
 
     fn remote(text: &str) -> RemoteUrl {

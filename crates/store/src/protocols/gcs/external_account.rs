@@ -83,7 +83,7 @@ impl ExternalAccount {
     pub(super) fn parse(text: &str, path: &Path, opening: &Opening) -> Result<Self> {
         let invalid = |what: &str| {
             let message = format!("the external account of Google {what}");
-            Error::new(ErrorKind::InvalidRequest, message)
+            Error::invalid_request(message)
                 .with_location(path.display())
                 .with_hint(
                     "make the file again: gcloud iam workload-identity-pools create-cred-config",

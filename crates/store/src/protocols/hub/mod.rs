@@ -142,7 +142,7 @@ fn repository(
         id.repository
     );
     let url = url.parse().map_err(|_| {
-        Error::new(ErrorKind::InvalidRequest, "the hub's endpoint is not a URL")
+        Error::invalid_request("the hub's endpoint is not a URL")
             .with_location(opening.url.shown())
             .with_hint("check the option endpoint or HF_ENDPOINT")
     })?;

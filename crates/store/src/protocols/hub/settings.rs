@@ -8,7 +8,7 @@ use http::HeaderValue;
 use crate::builder::Opening;
 use crate::credentials::origin::ANONYMOUS;
 use crate::environment::Environment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::protocols::hub_cache::home;
 
 const ENDPOINT: &str = "https://huggingface.co";
@@ -17,7 +17,8 @@ const ENDPOINT: &str = "https://huggingface.co";
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for a variable that holds no URL; options are already checked.
+/// [`crate::error::ErrorKind::InvalidRequest`] for a variable that holds no URL; options are
+/// already checked.
 pub(crate) fn endpoint(opening: &Opening) -> Result<String> {
     let option = opening.options.get("endpoint");
     let endpoint = option
@@ -30,8 +31,7 @@ pub(crate) fn endpoint(opening: &Opening) -> Result<String> {
         .any(|scheme| endpoint.starts_with(scheme));
     // The endpoint is not shown, because it may carry credentials.
     if !is_url || endpoint.contains(['?', '#', '@']) {
-        return Err(Error::new(
-            ErrorKind::InvalidRequest,
+        return Err(Error::invalid_request(
             "the hub's endpoint is not a plain http:// or https:// URL",
         )
         .with_location(opening.url.shown())
@@ -53,8 +53,8 @@ impl Token {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for a token that cannot be sent, and the kinds of I/O for a
-    /// token file that cannot be read.
+    /// [`crate::error::ErrorKind::InvalidRequest`] for a token that cannot be sent, and the kinds
+    /// of I/O for a token file that cannot be read.
     pub(crate) fn find(opening: &Opening) -> Result<Self> {
         let anonymous = Self {
             header: None,
@@ -91,12 +91,9 @@ impl Token {
         // Files with tokens end in a line break, and variables sometimes do.
         let header = HeaderValue::from_str(&format!("Bearer {}", token.trim()));
         let mut header = header.map_err(|_| {
-            Error::new(
-                ErrorKind::InvalidRequest,
-                format!(
-                    "the hub's token holds a character that cannot be sent; it comes from: {source}"
-                ),
-            )
+            Error::invalid_request(format!(
+                "the hub's token holds a character that cannot be sent; it comes from: {source}"
+            ))
             .with_hint("pass the token as the hub shows it, hf_…")
         })?;
         header.set_sensitive(true);
@@ -117,6 +114,7 @@ pub(super) fn token_path(environment: &Environment) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::options::Location;
     use crate::options::store_options::StoreOptions;
     use crate::protocols::hub::PROTOCOL;

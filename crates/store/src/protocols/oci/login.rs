@@ -143,7 +143,7 @@ fn paths(environment: &Environment) -> Vec<PathBuf> {
 }
 
 fn malformed(path: &Path, message: &str) -> Error {
-    Error::new(ErrorKind::InvalidRequest, message)
+    Error::invalid_request(message)
         .with_location(path.display())
         .with_hint("log in again, or set anonymous=true")
 }

@@ -27,7 +27,7 @@ pub(crate) use self::registry::Registry;
 use self::registry::Session;
 use crate::builder::{OpenStore, Opening, StoreProtocol, is_plain};
 use crate::credentials::origin::Credentials;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::errors::classification::Classification;
 use crate::explain::context::Hints;
 use crate::explain::rules::{CODES, STATUSES};
@@ -107,7 +107,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
 /// reference gets the names that it has there.
 fn base(url: &RemoteUrl, artifact: &mut OciReference, endpoint: Option<&str>) -> Result<Url> {
     let invalid = |what: &str| {
-        Error::new(ErrorKind::InvalidRequest, what)
+        Error::invalid_request(what)
             .with_location(url.shown())
             .with_hint("write oci://registry/repository:tag, and scheme, host and port in the option endpoint")
     };
@@ -168,6 +168,7 @@ async fn whole(response: HttpResponse) -> object_store::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::options::Location;
 
     /// Returns the registry's address, and the reference there.

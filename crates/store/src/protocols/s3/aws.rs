@@ -42,6 +42,7 @@ use crate::errors::classification::{
     Cause, Classification, find, no_credentials, texts, transient_of,
 };
 use crate::http::trust::Bundle;
+use crate::options::require_clean;
 use crate::sync::retry::Transient;
 use crate::sync::threads::Builder;
 
@@ -211,7 +212,7 @@ impl Chain {
         let mut looked_at = Vec::new();
         for (source, provider) in self.sources().await? {
             match provider.provide_credentials().await {
-                Ok(credentials) => return Ok(loaded(&credentials, source)),
+                Ok(credentials) => return loaded(&credentials, source),
                 // The next source may have credentials; every other error ends the search, as in
                 // the SDK's own chain.
                 Err(CredentialsError::CredentialsNotLoaded(_)) => looked_at.push(source),
@@ -250,16 +251,22 @@ fn no_profile(source: &str, cause: Option<Cause>) -> Classification {
     .cause(cause)
 }
 
-fn loaded(credentials: &Credentials, source: String) -> Loaded<AwsCredential> {
-    Loaded {
-        credential: Arc::new(AwsCredential {
-            key_id: credentials.access_key_id().to_owned(),
-            secret_key: credentials.secret_access_key().to_owned(),
-            token: credentials.session_token().map(str::to_owned),
-        }),
-        expires: credentials.expiry(),
-        source,
+/// Checks that headers can hold the credentials, since `object_store` panics on others.
+fn loaded(found: &Credentials, source: String) -> Result<Loaded<AwsCredential>, Classification> {
+    let token = found.session_token();
+    for value in [found.access_key_id(), token.unwrap_or_default()] {
+        let checked = require_clean(format!("a key or token of {source}"), value);
+        checked.map_err(|it| Classification::new(it.kind(), it.message().to_owned()))?;
     }
+    Ok(Loaded {
+        credential: Arc::new(AwsCredential {
+            key_id: found.access_key_id().to_owned(),
+            secret_key: found.secret_access_key().to_owned(),
+            token: token.map(str::to_owned),
+        }),
+        expires: found.expiry(),
+        source,
+    })
 }
 
 fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> Classification {
@@ -400,11 +407,8 @@ pub(crate) fn region_of_profile(profile: Option<&str>) -> Result<Option<String>>
 pub(crate) fn endpoint_of_profile(profile: Option<&str>) -> Result<OfProfile> {
     let profiles = run_lookup(profiles(profile))?.map_err(|error| {
         let cause = texts(&error).last().cloned().unwrap_or_default();
-        Error::new(
-            ErrorKind::InvalidRequest,
-            format!("cannot read the AWS configuration files: {cause}"),
-        )
-        .with_hint("correct the file, or set environment=false to leave these files alone")
+        Error::invalid_request(format!("cannot read the AWS configuration files: {cause}"))
+            .with_hint("correct the file, or set environment=false to leave these files alone")
     })?;
     let env = Env::real();
     let value = |key| {

@@ -8,7 +8,7 @@ use super::configured::bundle;
 use super::{DEFAULT_REGION, aws, aws_http};
 use crate::builder::Opening;
 use crate::credentials::origin::ANONYMOUS;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 #[cfg(feature = "aws-config")]
 use crate::http::client::Extras;
 
@@ -34,12 +34,9 @@ pub(super) fn credential_source(
         ("secret_access_key", AmazonS3ConfigKey::SecretAccessKey),
     ];
     let missing = |name: &str| {
-        Error::new(
-            ErrorKind::InvalidRequest,
-            format!("incomplete credentials: {name} is missing"),
-        )
-        .with_location(opening.url.shown())
-        .with_hint(format!("set {name} too"))
+        Error::invalid_request(format!("incomplete credentials: {name} is missing"))
+            .with_location(opening.url.shown())
+            .with_hint(format!("set {name} too"))
     };
     let [has_id, has_secret] = keys.map(|(_, key)| value(key).is_some());
     let given = opening.first_option(&["access_key_id", "secret_access_key", "session_token"]);
@@ -89,7 +86,7 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSourc
 fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
     if opening.options.get("profile").is_some() {
         return Err(Error::new(
-            ErrorKind::Unsupported,
+            crate::error::ErrorKind::Unsupported,
             "this build cannot read profiles of the AWS configuration files",
         )
         .with_location(opening.url.shown())

@@ -27,7 +27,7 @@ use self::endpoint::{endpoint, require_scheme, require_url, with_access_point, w
 use crate::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use crate::credentials::origin::Credentials;
 use crate::environment::Variables;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::explain::context::Hints;
 use crate::explain::failure::Failure;
 use crate::explain::rules::{CODES, Rules, STATUSES, rules};
@@ -153,7 +153,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let mut builder = AmazonS3Builder::new();
     let mut client_settings = Vec::new();
     let passed = opening.passed_settings()?;
-    let ambient = opening.ambient_settings(explicit);
+    let ambient = opening.ambient_settings(explicit)?;
     let configured = ConfiguredEndpoint::new(opening, &passed, &ambient)?;
     let ambient = ambient
         .into_iter()
@@ -245,7 +245,7 @@ fn with_region(builder: AmazonS3Builder, opening: &Opening) -> Result<AmazonS3Bu
 /// `https://evil.example#.host`, the host is `evil.example`, which would receive the session token.
 fn require_label(builder: &AmazonS3Builder, opening: &Opening, bucket: &str) -> Result<()> {
     let refused = |reason: &str, hint: &str| {
-        Err(Error::new(ErrorKind::InvalidRequest, reason.to_owned())
+        Err(Error::invalid_request(reason.to_owned())
             .with_location(opening.url.shown())
             .with_hint(hint))
     };
@@ -259,10 +259,18 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening, bucket: &str) -> 
             "check the bucket's name; s3://BUCKET/PREFIX is the form of a location",
         );
     }
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+    if let Some(region) = region.filter(|it| !it.bytes().all(allowed)) {
+        let reason = format!("{region:?} is not the name of a region");
+        return refused(
+            &reason,
+            "correct the option region, AWS_REGION or the profile's region",
+        );
+    }
     let is_set = |key| builder.get_config_value(&key).as_deref() == Some("true");
     let is_in_host = is_set(AmazonS3ConfigKey::VirtualHostedStyleRequest)
         || is_set(AmazonS3ConfigKey::S3Express);
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if !is_in_host || bucket.bytes().all(allowed) {
         return Ok(());
     }
