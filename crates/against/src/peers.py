@@ -142,13 +142,14 @@ LOADERS = {
 
 
 def find(job: Job) -> None:
-    """Answer with the versions of packages; `null` for one that is not installed."""
-    from importlib import metadata
+    """Answer with the versions of packages; `null` for one that is not installed, or lacks torch."""
+    from importlib import metadata, util
 
+    has_torch = util.find_spec("torch") is not None
     found = {}
     for package in job["packages"]:
         try:
-            found[package] = metadata.version(package)
+            found[package] = metadata.version(package) if has_torch else None
         except metadata.PackageNotFoundError:
             found[package] = None
     answer(python=sys.version.split()[0], versions=found)

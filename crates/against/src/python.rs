@@ -37,7 +37,7 @@ pub struct Python {
 struct Installed {
     name: &'static Peer,
     package: &'static str,
-    /// `None`: not installed.
+    /// `None`: it is not installed, or torch, which all need, is not.
     version: Option<String>,
 }
 

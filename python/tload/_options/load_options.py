@@ -88,8 +88,9 @@ class Options:
     """Bytes of host memory that the load may hold before the caller receives them. Received tensors
     do not count; staging memory for GPUs or for the caller's memory does. Default:
     `TLOAD_MEMORY_LIMIT`, else the larger of 512 MiB and the largest tensor plus the larger of a
-    quarter of it and the bytes in flight. In a cgroup (a container) with little memory it is
-    less: half of what the group leaves, or the minimum that the load needs."""
+    quarter of it and the most bytes in flight: for object stores 1.25 GiB, unless `depth` or
+    `in_flight_bytes` is given. In a cgroup (a container) with little memory it is less: half of
+    what the group leaves, or the minimum that the load needs."""
     device_memory_limit: Size | None = None
     """Bytes of each GPU's memory that the load may hold before the caller receives them. Received
     tensors do not count, nor does the caller's memory that `load_into` fills. Default:

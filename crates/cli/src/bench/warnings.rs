@@ -109,7 +109,7 @@ impl fmt::Display for Warning {
             ),
             Self::FioFailed { reason } => write!(f, "{reason}. The benchmark continued without it"),
             Self::PeerMissing { name, python, package } => {
-                write!(f, "{name} is not installed: {python} -m pip install {package}")
+                write!(f, "{name} or torch is not installed: {python} -m pip install {package} torch")
             }
             Self::WrongCacheState { wanted, resident_bytes, total_bytes, all } => {
                 wrong_cache_state(f, *wanted, *resident_bytes, *total_bytes, *all)
