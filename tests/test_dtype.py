@@ -12,6 +12,7 @@ import torch
 
 import tload
 from files import Content, write_file
+from tload._options import dtypes
 from tload._tensors import conversion
 
 if TYPE_CHECKING:
@@ -89,8 +90,9 @@ def test_values_are_those_of_torch(
             word = {2: np.int16, 4: np.int32, 8: np.int64}[wanted.itemsize]
             found = torch.from_numpy(np.ascontiguousarray(found).view(word)).view(wanted)
         same(found, tensor.to(wanted))
-    empty = loaded["empty"]
+    empty: Any = loaded["empty"]
     assert tuple(empty.shape) == (0, 7)
+    assert str(empty.dtype).removeprefix("torch.") == str(wanted).removeprefix("torch.")
 
 
 def test_integers_and_quantised_tensors_stay(model: tuple[Path, dict[str, torch.Tensor]]) -> None:
@@ -105,7 +107,7 @@ def test_integers_and_quantised_tensors_stay(model: tuple[Path, dict[str, torch.
 
 def test_scales_are_found_by_the_name_beside_a_tensor() -> None:
     f8 = "F8_E4M3"
-    for dtypes, wanted in (
+    for names, wanted in (
         ({"a.weight": f8, "b.weight": f8}, set()),
         ({"a.weight": f8, "a.weight_scale": "F32", "b.weight": f8}, {"a.weight"}),
         ({"a.weight": f8, "a.weight_scale_inv": "F32"}, {"a.weight"}),
@@ -115,7 +117,7 @@ def test_scales_are_found_by_the_name_beside_a_tensor() -> None:
         ({"a.weight": f8, "scaled_fp8": f8}, {"a.weight", "scaled_fp8"}),
         ({"a.weight": "BF16", "a.weight_scale": "F32"}, set()),
     ):
-        assert conversion.quantised(dtypes) == wanted, dtypes
+        assert conversion.quantised(names) == wanted, names
 
 
 def test_streams_slices_and_maps_convert(model: tuple[Path, dict[str, torch.Tensor]]) -> None:
@@ -139,16 +141,50 @@ def test_report_counts_conversions(model: tuple[Path, dict[str, torch.Tensor]]) 
     count = tensors["F32"].numel()
     assert (report.converted_tensors, report.converted_bytes) == (1, 2 * count)
     assert report.tensor_bytes == 4 * count + tensors["BF16"].nbytes + 12
-    assert str(report).endswith(f"convert  1 tensor to BF16: {4 * count} B to {2 * count} B")
+    assert f"\nconvert  1 tensor to {2 * count} B\n" in str(report)
     assert report.to_dict()["converted_tensors"] == 1
 
 
 def test_names_of_dtypes() -> None:
     for dtype in ("float16", "F16", "f16", torch.float16, np.float16, np.dtype(np.float16)):
-        assert conversion.named(dtype, "torch") == "F16"
-    assert conversion.named(ml_dtypes.bfloat16, "numpy") == "BF16"
-    assert conversion.named(np.dtype(ml_dtypes.bfloat16), "numpy") == "BF16"
-    assert conversion.named(None, "dlpack") is None
+        assert dtypes.named(dtype) == "f16"
+        assert tload.Options(dtype=dtype) == tload.Options(dtype="f16")
+    assert dtypes.named(ml_dtypes.bfloat16) == "bf16"
+    assert dtypes.named(np.dtype(ml_dtypes.bfloat16)) == "bf16"
+    assert dtypes.named(None) is None
+    for name in dtypes.TARGETS:
+        assert tload.Options(dtype=name).dtype == name
+
+
+def test_options_and_single_reads_convert(model: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    path, tensors = model
+    options = tload.Options(dtype=torch.bfloat16)
+    wanted = tensors["F32"].to(torch.bfloat16)
+    same(tload.load(path, names="F32", options=options)["F32"], wanted)
+    [(_, shared)] = tload.stream(path, names="F32", framework="dlpack", options=options)
+    assert (shared.dtype, shared.nbytes) == ("BF16", wanted.nbytes)
+    same(torch.utils.dlpack.from_dlpack(shared), wanted)
+
+
+def test_targets_have_their_own_dtypes(model: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    path, tensors = model
+    target = {"F32": torch.zeros(tensors["F32"].numel(), dtype=torch.bfloat16)}
+    message = "dtype=bf16 has no effect on tensors in the caller's memory"
+    for strict in (True, False):
+        with pytest.raises(tload.InvalidRequestError, match=message):
+            tload.load_into(target, path, names="F32", strict=strict, cast=True, dtype="bf16")
+    assert not target["F32"].any()
+    tload.load_into(target, path, names="F32", cast=True)
+    same(target["F32"], tensors["F32"].to(torch.bfloat16))
+
+
+def test_no_variable_changes_dtypes(
+    model: tuple[Path, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that use tload through other libraries rely on the dtypes of their files."""
+    path, tensors = model
+    monkeypatch.setenv("TLOAD_DTYPE", "bf16")
+    same(tload.load(path, names="F32")["F32"], tensors["F32"])
 
 
 @pytest.mark.parametrize(
@@ -162,7 +198,6 @@ def test_names_of_dtypes() -> None:
         ),
         (torch.float8_e4m3fn, "torch", tload.InvalidRequestError, "float8_e4m3fn"),
         ("bfloat61", "torch", tload.InvalidRequestError, "did you mean 'bfloat16'?"),
-        ("float32", "dlpack", tload.UnsupportedError, 'needs framework="torch" or framework="numpy"'),
         (3, "torch", TypeError, "found int"),
         (float, "torch", TypeError, "found type"),
     ],
@@ -174,6 +209,11 @@ def test_wrong_dtypes_fail_before_the_source_is_opened(dtype: Any, framework: An
         assert message in str(raised.value)
 
 
+def test_gpu_needs_torch() -> None:
+    with pytest.raises(tload.UnsupportedError, match='needs framework="torch" in a load with a GPU'):
+        tload.stream("/nonexistent", framework="dlpack", device="cuda", dtype="f32")
+
+
 def test_gpu_converts_there(torch_cuda: gpu.TorchCuda, model: tuple[Path, dict[str, torch.Tensor]]) -> None:
     assert torch_cuda is not None
     path, tensors = model
@@ -182,7 +222,7 @@ def test_gpu_converts_there(torch_cuda: gpu.TorchCuda, model: tuple[Path, dict[s
     same(loaded.cpu(), tensors["F32"].to(torch.float16))
 
 
-def test_memory_holds_one_tensor_twice() -> None:
+def test_memory_of_a_gpu_load_holds_one_tensor_twice() -> None:
     """The originals are dropped one by one, also those that arrived before torch was imported."""
     import weakref
 

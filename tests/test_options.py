@@ -325,7 +325,7 @@ def test_misspelt_variables_are_reported_once(floats: Floats) -> None:
 def test_options_are_those_of_the_core() -> None:
     fields = {field.name for field in dataclasses.fields(tload.Options)}
     assert fields == OptionKeywords.__optional_keys__
-    assert fields == {*load_options.VARIABLES, "writable", "private"}
+    assert fields == {*load_options.VARIABLES, "writable", "private", "dtype"}
 
 
 def test_options_show_what_was_set() -> None:

@@ -333,6 +333,10 @@ class Report:
     """Bytes copied in memory after reading: those of `load_into` on the CPU, of slices that are not
     contiguous in their file, and of tensors at offsets that are not a multiple of their dtype's
     alignment; otherwise 0. The printed report calls them "copied in memory"."""
+    converted_tensors: int
+    """Number of tensors that were converted to another dtype (`dtype=`)."""
+    converted_bytes: int
+    """Bytes of these tensors after the conversion. `tensor_bytes` has them as in the file."""
     short_reads: int
     """Reads that returned fewer bytes than requested and were continued."""
     retries: int
@@ -403,10 +407,6 @@ class Report:
     and may exceed it."""
     import_wait_seconds: float = 0.0
     """Part of `seconds` in which the load waited for the import: nothing could be handed over."""
-    converted_tensors: int = 0
-    """Number of tensors that were converted to another dtype (`dtype=`)."""
-    converted_bytes: int = 0
-    """Bytes of these tensors after the conversion. `tensor_bytes` has them as in the file."""
     text: str = field(default="", repr=False, compare=False)
 
     @property

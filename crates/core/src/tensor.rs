@@ -37,6 +37,8 @@ use crate::memory::{DeviceBytes, RegionBytes, Target};
 #[derive(Clone)]
 pub struct Tensor {
     info: TensorInfo,
+    /// Element type, if it is not that of the checkpoint.
+    converted: Option<Dtype>,
     bytes: TensorBytes,
 }
 
@@ -55,7 +57,16 @@ pub(crate) enum TensorBytes {
 
 impl Tensor {
     pub(crate) fn new(info: TensorInfo, bytes: TensorBytes) -> Self {
-        Self { info, bytes }
+        Self {
+            info,
+            converted: None,
+            bytes,
+        }
+    }
+
+    /// Declares the dtype that the bytes have been converted to, if they have been.
+    pub(crate) fn converted(self, converted: Option<Dtype>) -> Self {
+        Self { converted, ..self }
     }
 
     /// Marks the tensor as received by the caller: its bytes leave the budget when all its
@@ -69,7 +80,7 @@ impl Tensor {
         }
     }
 
-    /// Returns the checkpoint's description of the tensor.
+    /// Returns the checkpoint's description of the tensor: its dtype is that of the file.
     pub fn info(&self) -> &TensorInfo {
         &self.info
     }
@@ -79,9 +90,10 @@ impl Tensor {
         self.info.name()
     }
 
-    /// Returns the element type.
+    /// Returns the element type: that of the checkpoint, unless the load has converted the tensor
+    /// ([`LoadOptions::dtype`](crate::LoadOptions::dtype)).
     pub fn dtype(&self) -> Dtype {
-        self.info.dtype()
+        self.converted.unwrap_or(self.info.dtype())
     }
 
     /// Returns the number of elements along each dimension, row-major; empty for a scalar.
@@ -91,7 +103,9 @@ impl Tensor {
 
     /// Returns the length in bytes.
     pub fn byte_len(&self) -> u64 {
-        self.info.byte_len()
+        self.converted.map_or(self.info.byte_len(), |dtype| {
+            self.info.element_count() * dtype.bits() as u64 / 8
+        })
     }
 
     /// Returns the bytes: row-major, little endian, sub-byte elements packed.

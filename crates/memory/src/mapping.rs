@@ -156,6 +156,24 @@ impl Mapping {
         unsafe { advise_no_fork(self.start.as_ptr(), self.len) };
     }
 
+    /// Frees the pages from `len` on (whole pages), which keep their addresses. Returns the number
+    /// of bytes freed: 0 where the system cannot.
+    ///
+    /// # Safety
+    ///
+    /// Their bytes must not be accessed meanwhile. They are zero afterwards.
+    pub(super) unsafe fn discard_from(&self, len: usize) -> usize {
+        assert!(
+            len <= self.len && len.is_multiple_of(page_size()),
+            "freed from {len} of {}",
+            self.len
+        );
+        let rest = self.len - len;
+        // SAFETY: inside the mapping, asserted above; the caller's promise.
+        let is_freed = rest > 0 && unsafe { discard(self.start.as_ptr().wrapping_add(len), rest) };
+        if is_freed { rest } else { 0 }
+    }
+
     /// Splits off everything from `len` on (whole pages, inside the mapping) as a mapping of its
     /// own.
     pub(super) fn split_off(&mut self, len: usize) -> Self {
@@ -289,6 +307,22 @@ unsafe fn prefer_node(start: *mut u8, len: usize, node: u32) {
             0,
         )
     };
+}
+
+/// Frees the pages of the range. Returns whether the system did.
+///
+/// # Safety
+///
+/// The range must be a mapping that the caller owns, and its bytes must not be accessed meanwhile.
+#[cfg(all(target_os = "linux", not(miri)))]
+unsafe fn discard(start: *mut u8, len: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { madvise(start.cast(), len, Advice::LinuxDontNeed) }.is_ok()
+}
+
+#[cfg(any(not(target_os = "linux"), miri))]
+unsafe fn discard(_start: *mut u8, _len: usize) -> bool {
+    false
 }
 
 #[cfg(any(not(target_os = "linux"), miri))]

@@ -469,9 +469,9 @@ impl PoolLink {
         self.0.events.notify();
     }
 
-    /// Takes back the memory of a dropped region. `charged`: not all of its tensors had been
-    /// received.
-    pub(super) fn give_back(&self, mapping: Mapping, charged: bool) {
+    /// Takes back the memory of a dropped region, of which `charged` bytes are charged: none if all
+    /// of its tensors had been received.
+    pub(super) fn give_back(&self, mapping: Mapping, charged: usize) {
         if !self.0.is_here() {
             // A forked child only unmaps its own copy.
             return;
@@ -479,9 +479,7 @@ impl PoolLink {
         let len = mapping.len() as u64;
         let unmapped = {
             let mut state = self.0.state.lock();
-            if charged {
-                state.charged -= len;
-            }
+            state.charged -= charged as u64;
             if !state.closed && state.charged + len <= self.0.limit {
                 state.charged += len;
                 state.peak = state.peak.max(state.charged);

@@ -10,8 +10,9 @@
     reason = "carves disjoint windows and reads what was filled through raw memory"
 )]
 
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::file_view::FileView;
 use super::lease::{Lease, Owner};
@@ -28,6 +29,8 @@ pub struct Region {
     memory: Memory,
     /// Tensors that the caller has not received yet. At 0 the region's bytes leave the budget.
     unreceived: AtomicU32,
+    /// Bytes at the end that the budget no longer counts: their pages have been freed.
+    discarded: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -163,12 +166,35 @@ impl Region {
         }
     }
 
+    /// Bytes that are charged until the tensors have been received.
+    fn charged_len(&self) -> usize {
+        self.len() - self.discarded.load(Ordering::Acquire)
+    }
+
+    /// Frees the whole pages behind the first `len` bytes, and removes them from the budget.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RegionBytes::rewrite`].
+    unsafe fn discard_behind(&self, len: usize) {
+        if let Memory::Pooled { mapping, pool } = &self.memory
+            && let Some(mapping) = mapping
+        {
+            // SAFETY: the caller's promise.
+            let freed = unsafe { mapping.discard_from(Mapping::charge(len)) };
+            self.discarded.store(freed, Ordering::Release);
+            if freed > 0 {
+                pool.uncharge(freed);
+            }
+        }
+    }
+
     /// Records that the caller has received one of the region's tensors.
     #[inline]
     pub fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             match &self.memory {
-                Memory::Pooled { pool, .. } => pool.uncharge(self.len()),
+                Memory::Pooled { pool, .. } => pool.uncharge(self.charged_len()),
                 Memory::Received { view, pool, .. } => {
                     pool.uncharge(self.len());
                     view.user_done();
@@ -184,10 +210,11 @@ impl Drop for Region {
         // No other reference to the region is left.
         let charged = self.unreceived.load(Ordering::Relaxed) > 0;
         let len = self.len();
+        let charged_len = if charged { self.charged_len() } else { 0 };
         match &mut self.memory {
             Memory::Pooled { mapping, pool } => {
                 if let Some(mapping) = mapping.take() {
-                    pool.give_back(mapping, charged);
+                    pool.give_back(mapping, charged_len);
                 }
             }
             // A forked child only unmaps its own copy.
@@ -283,6 +310,7 @@ impl RegionWriter {
         let region = Region {
             memory,
             unreceived: AtomicU32::new(tensors),
+            discarded: AtomicUsize::new(0),
         };
         Self {
             region: Arc::new(region),
@@ -385,5 +413,96 @@ impl RegionBytes {
         unsafe { self.start.copy_to(target, self.len) };
         self.start = target;
         self.len
+    }
+
+    /// Replaces the bytes: `rewrite` gets the memory of the region and the place of the bytes in
+    /// it, and returns the place of the new bytes there. Frees the pages behind them.
+    ///
+    /// # Panics
+    ///
+    /// If the region is not memory of this load alone, or the new place lies outside of it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::align_down`].
+    pub unsafe fn rewrite(
+        &mut self,
+        rewrite: impl FnOnce(&mut [u8], Range<usize>) -> Range<usize>,
+    ) {
+        assert!(
+            matches!(self.region.memory, Memory::Pooled { .. }),
+            "only memory of the load is rewritten"
+        );
+        let (start, len) = (self.region.start(), self.region.len());
+        // SAFETY: the system has initialised the bytes of mappings, and the caller promised
+        // exclusive access to all of this one.
+        let memory = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) };
+        let offset = self.start.as_ptr().addr() - start.as_ptr().addr();
+        let place = rewrite(memory, offset..offset + self.len);
+        assert!(
+            place.start <= place.end && place.end <= len,
+            "a tensor leaves its region"
+        );
+        // SAFETY: inside the mapping, asserted above.
+        self.start = unsafe { start.add(place.start) };
+        self.len = place.len();
+        // SAFETY: the caller's promise; what is kept ends before.
+        unsafe { self.region.discard_behind(place.end) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Pool;
+
+    #[test]
+    fn rewritten_region_is_charged_for_what_is_left() {
+        let pool = Pool::new(1 << 20, std::sync::Arc::default());
+        let mut writer = pool.try_region(40_000, 1).expect("maps").expect("fits");
+        let len = 10 * 4096;
+        let filled = writer.carve(len).fill_from(&vec![7; len]);
+        let region = Arc::clone(filled.region().expect("a region lease").0);
+        drop((writer, filled));
+        // SAFETY: all of it has been filled, and the lease is gone.
+        let mut bytes = unsafe { RegionBytes::new(Arc::clone(&region), 100, 39_000) };
+        let shorten = |memory: &mut [u8], place: Range<usize>| {
+            assert_eq!((memory.len(), place.clone()), (len, 100..39_100));
+            memory[64..9000].fill(8);
+            64..9000
+        };
+        // SAFETY: nothing else uses the region.
+        unsafe { bytes.rewrite(shorten) };
+        assert!(bytes.as_slice() == [8; 8936]);
+        let kept = if cfg!(all(target_os = "linux", not(miri))) {
+            3 * 4096
+        } else {
+            len
+        };
+        assert_eq!(pool.usage().charged, kept as u64);
+        assert_eq!(pool.usage().peak, len as u64);
+        region.tensor_received();
+        assert_eq!(pool.usage().charged, 0);
+        drop((bytes, region));
+        assert_eq!(
+            pool.usage().charged,
+            len as u64,
+            "all of it is kept for the next region"
+        );
+
+        let mut writer = pool.try_region(len, 1).expect("maps").expect("fits");
+        let filled = writer.carve(len).fill_from(&vec![7; len]);
+        let region = Arc::clone(filled.region().expect("a region lease").0);
+        drop((writer, filled));
+        // SAFETY: as above.
+        let mut bytes = unsafe { RegionBytes::new(region, 0, len) };
+        // SAFETY: nothing else uses the region.
+        unsafe { bytes.rewrite(|_, _| 0..1) };
+        drop(bytes);
+        assert_eq!(
+            pool.usage().charged,
+            len as u64,
+            "free again, and charged once"
+        );
     }
 }

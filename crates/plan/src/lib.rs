@@ -43,7 +43,7 @@ use std::ops::Range;
 pub use cluster::{JointRange, NodeWants, divide};
 pub use order::Order;
 pub use pack::Packing;
-pub use place::{Arrangement, Layout, build};
+pub use place::{Arrangement, Layout, REWRITTEN_ALIGNMENT, build, build_rewriting};
 pub use read_hints::ReadHints;
 pub use region_need::RegionNeed;
 pub use select::Selection;
@@ -148,7 +148,8 @@ pub struct Target {
     /// Pieces that must arrive before it is complete.
     pub pieces: u32,
     /// True if the tensor is alone in its region and must be moved to an aligned address when
-    /// complete: the file holds it at an offset from which direct reads cannot place it there.
+    /// complete: the file holds it at an offset from which direct reads cannot place it there. Or
+    /// if it is rewritten there.
     pub realign: bool,
 }
 
@@ -222,7 +223,8 @@ impl Plan {
         regions.filter(move |region| region.destination == destination)
     }
 
-    /// Returns whether a region's tensor must be moved to an aligned address when complete.
+    /// Returns whether a region's tensor must be moved to an aligned address, or rewritten, when
+    /// complete.
     #[doc(hidden)]
     pub fn is_realigned(&self, region: &RegionPlan) -> bool {
         let first = &self.extents[region.extents.start];

@@ -14,6 +14,9 @@ use super::{Extent, Piece, Plan, RegionPlan, Strides, Target, Wanted};
 /// address of its own alignment.
 pub(super) const ALIGNMENT_MIN: u64 = 64;
 
+/// Alignment of tensors that are rewritten in memory, bytes: a cache line, and the widest vectors.
+pub const REWRITTEN_ALIGNMENT: usize = 64;
+
 /// Parameters for splitting one source into reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -68,11 +71,27 @@ impl Arrangement {
 /// rounded up to the alignment is 12288, so the reads are 4096..16384, 16384..28672 and
 /// 28672..32768. It begins at 904 in its region, an address congruent to 5000 modulo 4096.
 pub fn build(wanted: &[Wanted], layouts: &[Layout], arrangements: &[Arrangement]) -> Plan {
+    build_rewriting(wanted, layouts, arrangements, &|_| None)
+}
+
+/// As [`build`], but tensors for which `rewritten` returns a length are rewritten when they are
+/// complete: they are read to memory of their own that has room for that many bytes, too. They
+/// begin at the first multiple of [`REWRITTEN_ALIGNMENT`] behind the start of the tensor at the
+/// latest. Destinations whose memory others share, or that take no memory, have none.
+///
+/// Worked example: a tensor of 8 bytes at 5000 is to have 16 bytes. It is read to 904 in its
+/// region, and has its 16 bytes from 960 on at the latest: the window's 4096 bytes are enough.
+pub fn build_rewriting(
+    wanted: &[Wanted],
+    layouts: &[Layout],
+    arrangements: &[Arrangement],
+    rewritten: &dyn Fn(usize) -> Option<u64>,
+) -> Plan {
     let mut plan = Plan {
         targets: vec![Target::default(); wanted.len()],
         ..Plan::default()
     };
-    for run in runs(wanted, layouts, arrangements) {
+    for run in runs(wanted, layouts, arrangements, rewritten) {
         let arrangement = arrangements[run.destination];
         let layout = Layout {
             alignment: layouts[run.source].alignment.max(ALIGNMENT_MIN),
@@ -82,10 +101,18 @@ pub fn build(wanted: &[Wanted], layouts: &[Layout], arrangements: &[Arrangement]
             && let Some(strides) = &wanted[tensor].strides
         {
             place_slice(&mut plan, wanted, tensor, strides, arrangement, &layout);
-            continue;
+        } else {
+            let is_exact = layouts[run.source].reads_anywhere();
+            place(&mut plan, wanted, &run, arrangement, &layout, is_exact);
         }
-        let is_exact = layouts[run.source].reads_anywhere();
-        place(&mut plan, wanted, &run, arrangement, &layout, is_exact);
+        if let [tensor] = run.tensors[..]
+            && let Some(bytes) = rewritten(tensor)
+        {
+            let (region, offset) = plan.targets[tensor].place.expect("just placed");
+            let room = offset.next_multiple_of(REWRITTEN_ALIGNMENT) + to_len(bytes);
+            let region = &mut plan.regions[region];
+            region.bytes = region.bytes.max(room);
+        }
     }
     plan
 }

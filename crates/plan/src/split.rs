@@ -76,11 +76,13 @@ pub(super) fn published_bytes_max(total_bytes: u64) -> u64 {
 
 /// Groups the tensors, which must come in file order, into runs. Tensors without bytes are in none.
 ///
-/// Sources have `layouts`, destinations have `arrangements`.
+/// Sources have `layouts`, destinations have `arrangements`. Tensors that are `rewritten` are
+/// alone.
 pub(super) fn runs(
     wanted: &[Wanted],
     layouts: &[Layout],
     arrangements: &[Arrangement],
+    rewritten: &dyn Fn(usize) -> Option<u64>,
 ) -> Vec<Run> {
     let total_bytes = wanted.iter().map(|it| it.range.end - it.range.start).sum();
     let published_bytes_max = published_bytes_max(total_bytes);
@@ -99,8 +101,9 @@ pub(super) fn runs(
         debug_assert!(layout.alignment.max(ALIGNMENT_MIN) >= tensor.alignment as u64);
         let has_gaps = tensor.strides.is_some();
         let is_misaligned = start % tensor.alignment as u64 != 0;
-        let is_alone = arrangement.is_in_place() && is_misaligned && !has_gaps;
-        let realign = is_alone && !layout.reads_anywhere();
+        let is_rewritten = rewritten(index).is_some();
+        let is_alone = arrangement.is_in_place() && (is_misaligned || is_rewritten) && !has_gaps;
+        let realign = is_alone && (is_rewritten || !layout.reads_anywhere());
         let shared_bytes_max = match arrangement {
             Arrangement::Published => published_bytes_max,
             Arrangement::Packed(packing) => packing.region_bytes,

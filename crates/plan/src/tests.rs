@@ -219,6 +219,33 @@ fn misaligned_tensor_gets_own_region_and_is_realigned() {
 }
 
 #[test]
+fn rewritten_tensors_have_regions_with_room_for_the_result() {
+    let tensors = [
+        wanted(0, 5000..5008),
+        wanted(0, 5008..5016),
+        wanted(0, 5016..5024),
+    ];
+    let bytes = |index: usize| [Some(16), None, Some(4000)][index];
+    let plan = build_rewriting(&tensors, &[DIRECT], IN_PLACE, &bytes);
+    let found = |tensor: usize| {
+        let target = &plan.targets[tensor];
+        let (region, offset) = target.place.expect("it has bytes");
+        (region, offset, plan.regions[region].bytes, target.realign)
+    };
+    assert_eq!(found(0), (0, 904, 4096, true));
+    assert_eq!(found(1), (1, 912, 4096, false));
+    // 920 becomes 960, and 4000 bytes from there on do not fit into the window.
+    assert_eq!(found(2), (2, 920, 4960, true));
+    assert_eq!(
+        plan.extents
+            .iter()
+            .map(|extent| extent.window)
+            .collect::<Vec<_>>(),
+        [4096; 3]
+    );
+}
+
+#[test]
 fn empty_tensors_have_no_place() {
     let plan = build(&[wanted(0, 8..8)], &[DIRECT], IN_PLACE);
     assert_eq!(plan.targets[0], Target::default());

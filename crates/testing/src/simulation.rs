@@ -17,7 +17,7 @@ use tload::internal::pipeline::{Feed, LaneWork, LeaseOrigin, run};
 use tload::internal::plan::{Arrangement, Layout, Plan, Wanted, build};
 use tload::internal::schedule::{Depth, Groups, InFlight, Schedule};
 use tload::internal::sink::HostSink;
-use tload::internal::stream::{Handover, LastSteps, StreamSetup};
+use tload::internal::stream::{Conversions, Handover, LastSteps, StreamSetup};
 use tload::verify::{Expectation, Verify};
 use tload_base::crc::Crcs;
 use tload_base::error::Result;
@@ -233,6 +233,7 @@ impl Simulation {
             gate: Arc::default(),
             counters: Arc::clone(&counters),
             tensors,
+            conversions: Conversions::default(),
             order: self.order,
             lanes: engines.len(),
             report: Report::default(),

@@ -74,17 +74,6 @@ def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack
               matches a tensor determines its device; of several names that match, the longest one
               does. `""` stands for all tensors that no other key matches; without it, these go to
               `device`.
-            - `dtype=None`: Convert floating-point tensors (F64, F32, BF16, F16 and 8-bit floats) to
-              this dtype: `"float16"`, `"bfloat16"`, `"float32"` or `"float64"`, or that dtype of
-              torch or numpy. Integers stay as they are, and so do quantised tensors: packed floats,
-              scales (F8_E8M0), and 8-bit floats with a tensor beside them whose name says that it
-              is a scale. torch or numpy converts each tensor when it is yielded, as their `to` and
-              `astype` do: rounded to nearest, ties to even; out of range, infinite. On a GPU it is
-              converted there, on torch's current stream, and other streams have to wait for that
-              one. The memory of the load holds tensors as they are in the file, which is what
-              `memory_limit` counts; beyond it, the tensor that is converted is in memory twice. A
-              view (`cache="map"`, or of memory that ranks share) that is converted is a copy. Needs
-              `framework="torch"` or `"numpy"`. Default: as in the file.
             - `names=None`: Load the tensors with these names. Without `names`, `glob` and `regex`,
               all tensors are loaded; with several of them, a tensor is loaded if any of them
               matches.
@@ -162,15 +151,15 @@ def _start(
     device, device_map = keywords.get("device", "cpu"), keywords.get("device_map")
     call = Call(source, keywords)
     framework = frameworks.named(framework)
-    dtype = conversion.named(keywords.get("dtype"), framework)
-    changes = None if dtype is None else conversion.Conversion(dtype, framework)
     if framework == "torch":
         call.options = torch_tensors.with_writable(call.options)
     options = call.options
     known = (device, device_map) if call.group is None else (None, None)
     with early.starting(source, known, framework, options) as prepared:
         with beginning(call.group, options) as joined:
-            uses_gpu = devices.uses_gpu(device, device_map)
+            uses_gpu, changes = devices.uses_gpu(device, device_map), None
+            if uses_gpu:
+                changes, call.options = conversion.by_torch(options, framework)
             make_converter = frameworks.converters(framework, options)
             importing = None
             if framework == "torch" and uses_gpu and imports.are_missing(["torch"]):
@@ -187,11 +176,7 @@ def _start(
             shares = joined is not None and joined.size > 1 and options.share != "none"
             if shares and "cpu" in loader.devices():
                 make_converter = frameworks.converters(framework, options, is_shared=True)
-            dtypes = loader.dtypes()
-            needed = set(dtypes)
-            if changes is not None:
-                needed = changes.dtypes(needed)
-                changes.leave_scaled(checkpoint, needed)
+            dtypes = conversion.needed(options, loader.dtypes(), changes, checkpoint)
 
             def convert_with() -> Callable[[_tload.Tensor], Any]:
                 # The converter gets the tensors' descriptions from the loader, not from each
@@ -199,7 +184,7 @@ def _start(
                 convert = make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
                 return convert if changes is None else changes.wrap(convert)
 
-            is_missing = frameworks.is_missing(framework, needed)
+            is_missing = frameworks.is_missing(framework, dtypes)
             # Everything that can fail is done before the first read, except what needs the import.
             convert = None if is_missing else convert_with()
             if is_missing:
@@ -244,7 +229,6 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
 
             - `device="cpu"`: Device of the tensors.
             - `device_map=None`: Devices by module or glob of names.
-            - `dtype=None`: Convert floating-point tensors to this dtype.
             - `names=None`: Load only the tensors with these names.
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
             - `regex=None`: Load only tensors whose name contains a match of one of these regular

@@ -50,6 +50,7 @@ class OptionKeywords(TypedDict, total=False):
     in_flight_bytes: Size | None
     extent_bytes: Size | None
     align: Size | None
+    dtype: str | torch.dtype | np.dtype[Any] | type[np.generic] | None
     lanes: int | None
     memory_limit: Size | None
     device_memory_limit: Size | None
@@ -102,8 +103,6 @@ class IntoKeywords(CallKeywords, StoreKeywords, OptionKeywords, total=False):
 
 class LoadKeywords(DeviceKeywords, CallKeywords, StoreKeywords, OptionKeywords, total=False):
     """Keyword arguments of `stream` and `load`, except `framework`."""
-
-    dtype: str | torch.dtype | np.dtype[Any] | type[np.generic] | None
 
 
 def lists(kind: type, **defaults: object) -> Callable[[F], F]:

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 from tload import _tload
 from tload._errors import InvalidRequestError, advise
 from tload._options.docs import documents_fields
+from tload._options.dtypes import named
 from tload._options.keywords import OptionKeywords, suggests_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    import numpy as np
+    import torch
 
     from tload.typing import Cache, Duration, Engine, OnPeerLoss, Order, Share, Size
 
@@ -80,6 +84,18 @@ class Options:
     ones more reads. Tensors of 1 MiB and more that come from object stores or through the page
     cache begin on a page in any case. With other addresses, some CPU kernels are slower or round
     differently. Default: `TLOAD_ALIGN`, else the size of the dtype's elements."""
+    dtype: str | torch.dtype | np.dtype[Any] | type[np.generic] | None = None
+    """Dtype that floating-point tensors (F64, F32, BF16, F16 and 8-bit floats) are converted to:
+    `"float16"`, `"bfloat16"`, `"float32"` or `"float64"`, a short name such as `"bf16"`, or that
+    dtype of torch or numpy. Integers stay as they are, and so do quantised tensors: packed floats,
+    scales (F8_E8M0), and 8-bit floats with a tensor beside them whose name says that it is a scale.
+    Values are rounded to nearest, ties to even; out of range, they become infinite. In host memory
+    a tensor is converted when its bytes have arrived, in memory of its own that has room for its
+    bytes before and after, whichever are more; `memory_limit` counts it. A view (`cache="map"`, or
+    of memory that ranks share) that is converted is a copy. In a load with a GPU, torch converts
+    every tensor when it is yielded, on its device: on a GPU on torch's current stream, for which
+    other streams have to wait, and beside the memory of the load. That needs `framework="torch"`.
+    Not for tensors that `load_into` fills. Default: as in the file."""
     lanes: int | None = None
     """Threads that read the files of each file system, each with its own engine. Default:
     `TLOAD_LANES`, else one per core, up to 8, for files in the page cache, unless they are loaded
@@ -167,6 +183,7 @@ class Options:
     Default: `True`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", named(self.dtype))
         _tload.check_options(self)
 
     def __copy__(self) -> Options:

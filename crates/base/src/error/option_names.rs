@@ -11,13 +11,14 @@ const CLOSE: char = '›';
 
 /// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a
 /// file.
-const NAMES: [&str; 29] = [
+const NAMES: [&str; 30] = [
     "align",
     "cache",
     "depth",
     "device",
     "device_map",
     "device_memory_limit",
+    "dtype",
     "engine",
     "extent_bytes",
     "follow_symlinks",

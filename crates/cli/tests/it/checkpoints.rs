@@ -99,6 +99,41 @@ fn digests_are_those_of_the_safetensors_crate() {
 }
 
 #[test]
+fn loads_convert_to_a_dtype() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    synth(&model, &["--preset", "llama", "--size", "8MiB"]);
+    let location = model.to_str().unwrap();
+    let converted = |dtype| {
+        let loaded = json(["load", location, "--dtype", dtype, "--digest", "--json"]);
+        let report = &loaded["report"];
+        let numbers = [
+            "tensors",
+            "tensor_bytes",
+            "converted_tensors",
+            "converted_bytes",
+        ];
+        let numbers = numbers.map(|name| report[name].as_u64().unwrap());
+        (loaded["digest"].as_str().unwrap().to_owned(), numbers)
+    };
+    let (digest_before, [_, _, 0, 0]) = converted("bf16") else {
+        panic!("all tensors are BF16");
+    };
+    assert_eq!(digest_before, expected_digest(&model));
+    let (digest_after, [tensors, bytes, found, found_bytes]) = converted("f32");
+    assert_eq!((found, found_bytes), (tensors, 2 * bytes));
+    assert_ne!(digest_after, digest_before);
+    assert_eq!(
+        digest(&model, &["--dtype", "f32", "--cache", "map"]),
+        digest_after
+    );
+
+    let output = run(["load", location, "--dtype", "int8"]);
+    let message = "--dtype is \"int8\"; it can be bf16, f16, f32, f64";
+    assert!(stderr(&output).contains(message), "{}", stderr(&output));
+}
+
+#[test]
 fn same_seed_gives_same_bytes_with_any_sharding() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);

@@ -148,6 +148,11 @@ impl Destinations {
         }
     }
 
+    /// Returns whether other processes map the memory.
+    pub(crate) fn are_published(&self) -> bool {
+        self.published
+    }
+
     /// Sets whether any tensor arrives with gaps, which need not be as in its file.
     pub(crate) fn gather(&mut self, has_gaps: bool) {
         let in_place = |destination: &Destination| matches!(destination, Destination::Host);

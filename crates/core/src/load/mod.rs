@@ -38,6 +38,7 @@ pub(crate) mod watch;
 
 mod boxes;
 mod checkpoint;
+mod conversions;
 mod loader;
 mod request;
 mod source_table;

@@ -234,7 +234,11 @@ impl Output {
         };
         Self {
             origin,
-            sink: SinkFactory::Host(HostSink::new(plan, tensors).for_gpu(gpu)),
+            sink: SinkFactory::Host(
+                HostSink::new(plan, tensors)
+                    .for_gpu(gpu)
+                    .converting(prepared.conversions.clone()),
+            ),
         }
     }
 
@@ -378,7 +382,10 @@ impl SinkFactory {
 
     fn complete(&self, report: &mut Report) {
         match self {
-            Self::Host(sink) => report.copied_bytes += sink.copied_bytes(),
+            Self::Host(sink) => {
+                report.copied_bytes += sink.copied_bytes();
+                (report.converted_tensors, report.converted_bytes) = sink.converted();
+            }
             Self::Targets(sink) => report.copied_bytes += sink.copied_bytes(),
             Self::Cuda(load) => {
                 let usage = load.usage();

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use tload_convert::Conversions;
+
 use super::budget::{MEMORY_LIMIT, RANK_MEMORY_LIMIT};
+use super::conversions::conversions;
 use super::destinations::Destinations;
 use super::lane::LaneSetup;
 use super::near_gpu::{GpuPlaces, NearGpu};
@@ -35,6 +38,7 @@ pub(crate) struct Prepared {
     pub(crate) tensors: Arc<[TensorInfo]>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) destinations: Destinations,
+    pub(crate) conversions: Conversions,
     /// By source: the files as memory, if tensors are to be views of them.
     pub(crate) views: Option<Vec<Arc<FileView>>>,
     /// The part that the leader of the node reads.
@@ -74,6 +78,7 @@ impl Prepared {
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
         }
+        let conversions = conversions(checkpoint, &tensors, &destinations, options)?;
         if let Some(Others::Leader(shares)) = &others {
             destinations.gather(shares.plan.have_gaps(&tensors));
         }
@@ -103,7 +108,11 @@ impl Prepared {
             keeps_all: destinations.keeps_all(),
         };
         let arrangements = destinations.arrangements(|free| need.packing(free));
-        let mut plan = plan::build(&wanted, &layouts, &arrangements);
+        let rewritten = |index: usize| {
+            let tensor = numbers[index];
+            conversions.bytes(tensor, wanted[index].bytes(), tensors[tensor].dtype())
+        };
+        let mut plan = plan::build_rewriting(&wanted, &layouts, &arrangements, &rewritten);
         plan.renumber(&numbers);
         let has_nodes = table.has_nodes();
         // Bytes are verified in the order of their files, which several sets of lanes with slots of
@@ -133,6 +142,7 @@ impl Prepared {
             leader,
             has_nodes,
             destinations,
+            conversions,
             limit_divisor: 1,
             device_budget: need.default_budget(),
             scatters: false,

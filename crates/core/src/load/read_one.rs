@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rustix::param::page_size;
+use tload_convert::Conversions;
 
 use super::stream::Canceller;
 use super::{Checkpoint, Loader};
@@ -98,14 +99,21 @@ impl Checkpoint {
             })));
         };
         let info = info.sliced(slice).map_err(located)?;
+        let conversions = match options.dtype {
+            Some(to) => {
+                options.validate()?;
+                Conversions::new(self.tensors(), std::slice::from_ref(&info), to)
+            }
+            None => Conversions::default(),
+        };
         if info.byte_len() == 0 && options.verify == Verify::Off {
-            return Ok(Tensor::new(info, TensorBytes::Empty));
+            return Ok(Tensor::new(info, TensorBytes::Empty).converted(conversions.of(0)));
         }
         // A read of a dead mount does not return; only a separate load can be abandoned.
         let may_hang = |file: &FileSource| options.timeout.is_some() && file.file_system().network;
         let alone = |file: &FileSource| options.verify == Verify::Off && !may_hang(file);
         if let Some(file) = self.small(&info).filter(|file| alone(file)) {
-            let tensor = read(info, file)?;
+            let tensor = read(info, file, conversions)?;
             file.verify_unchanged()?;
             return Ok(tensor);
         }
@@ -122,7 +130,7 @@ impl Checkpoint {
     }
 }
 
-fn read(info: TensorInfo, source: &dyn Source) -> Result<Tensor> {
+fn read(info: TensorInfo, source: &dyn Source, conversions: Conversions) -> Result<Tensor> {
     let wanted = Wanted {
         source: 0,
         range: info.file_range(),
@@ -130,11 +138,13 @@ fn read(info: TensorInfo, source: &dyn Source) -> Result<Tensor> {
         alignment: info.dtype().alignment(),
         destination: 0,
     };
-    let plan = Arc::new(plan::build(&[wanted], &[BUFFERED], &[Arrangement::InPlace]));
+    let rewritten = |_| conversions.bytes(0, info.byte_len(), info.dtype());
+    let plan = plan::build_rewriting(&[wanted], &[BUFFERED], &[Arrangement::InPlace], &rewritten);
+    let plan = Arc::new(plan);
     // The pool has room for this tensor alone. A larger pool would map more memory, in huge pages.
     let room = plan.region_bytes_max(0).next_multiple_of(page_size());
     let pool = Pool::new(room as u64, Arc::default());
-    let mut sink = HostSink::new(Arc::clone(&plan), [info].into());
+    let mut sink = HostSink::new(Arc::clone(&plan), [info].into()).converting(conversions);
     for region in &plan.regions {
         let mut memory = pool
             .try_region(region.bytes, region.tensors)?

@@ -1,6 +1,7 @@
 //! Resolves the request of a loader against its checkpoint: tensors, devices and targets.
 
 use super::Loader;
+use super::conversions;
 use super::destinations::Destinations;
 use super::load_target::{self, LoadTarget, LoadTargetRules};
 use crate::checkpoint;
@@ -91,6 +92,9 @@ impl Loader {
         load_targets: Vec<LoadTarget>,
         rules: LoadTargetRules,
     ) -> Result<Self> {
+        if self.options.dtype.is_some() {
+            return Err(self.located(conversions::into_targets(&self.options)));
+        }
         let selected = self.selected()?;
         let whole = |name: &str| self.checkpoint.get(name);
         let matched = load_target::matched(&selected, whole, load_targets, rules)

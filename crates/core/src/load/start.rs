@@ -139,6 +139,7 @@ impl Loader {
             gate: outputs.gate,
             counters: Arc::clone(&counters),
             tensors: Arc::clone(&prepared.tensors),
+            conversions: prepared.conversions.clone(),
             order: options.order,
             lanes: lanes.len(),
             report: self.report(&prepared),

@@ -21,8 +21,8 @@ use crate::verify::Verify;
 pub struct OptionKey {
     /// Name of the field of [`LoadOptions`], and of the keyword in Python.
     pub name: &'static str,
-    /// Name of the command's flag, without dashes, and of the environment variable, without
-    /// `TLOAD_` and in lower case. None for an option that only a program can set.
+    /// Name of the command's flag, without dashes, and of the environment variable, if there is
+    /// one, without `TLOAD_` and in lower case. None for an option that only a program can set.
     pub flag: Option<&'static str>,
     /// Kind of its values.
     pub kind: OptionKind,
@@ -162,6 +162,18 @@ impl LoadOptions {
             default: "the size of the dtype's elements",
             summary: "Alignment of tensors in host memory, bytes, rounded up to a power of two",
             field: field!(optional align),
+        },
+        OptionKey {
+            name: "dtype",
+            flag: Some("dtype"),
+            kind: OptionKind::Choice(tload_convert::NAMES),
+            default: "as in the file",
+            summary: "Dtype that floating-point tensors in host memory are converted to: bf16, f16, f32 or \
+                f64",
+            field: Field {
+                get: |options| options.dtype.map(|it| it.name().to_ascii_lowercase()),
+                set: |options, text| options.dtype = tload_convert::named(text),
+            },
         },
         OptionKey {
             name: "lanes",
@@ -378,8 +390,12 @@ impl Serialize for LoadOptions {
 }
 
 impl OptionKey {
-    /// Returns the environment variable that the command and the Python package read.
+    /// Returns the environment variable that the command and the Python package read. There is none
+    /// for the dtype: it would change what programs get that rely on those of their files.
     pub fn variable(&self) -> Option<String> {
+        if self.name == "dtype" {
+            return None;
+        }
         let flag = self.flag?.to_ascii_uppercase().replace('-', "_");
         Some(format!("TLOAD_{flag}"))
     }
@@ -644,7 +660,7 @@ mod tests {
             variable("in_flight_bytes").as_deref(),
             Some("TLOAD_IN_FLIGHT")
         );
-        assert_eq!(variable("writable"), None);
+        assert_eq!((variable("writable"), variable("dtype")), (None, None));
     }
 
     #[test]

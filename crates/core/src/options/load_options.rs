@@ -8,6 +8,7 @@ use super::share::{OnPeerLoss, Share};
 use super::trial::Trial;
 use super::{CacheMode, Order, with_setters};
 use crate::error::{Error, ErrorKind, Result, named};
+use crate::format::Dtype;
 use crate::verify::Verify;
 
 /// Device that tensors are loaded to.
@@ -164,6 +165,14 @@ pub struct LoadOptions {
     /// through the page cache begin on a page in any case. Some CPU kernels are slower with other
     /// addresses or round differently. Default: the size of the dtype's elements.
     pub align: Option<u64>,
+    /// Converts floating-point tensors to this dtype (F64, F32, F16 or BF16) in host memory, when
+    /// their bytes have arrived and before they are handed out: rounded to nearest, ties to even;
+    /// out of range, infinite. Integers stay, and quantised tensors: packed floats, scales, and
+    /// 8-bit floats with a tensor beside them whose name says that it is a scale. A tensor that is
+    /// converted has memory of its own, for its bytes before and after, whichever are more, which
+    /// `memory_limit` counts; with [`CacheMode::Map`] it is no view. Not for tensors on a GPU or in
+    /// the caller's memory. Default: as in the file.
+    pub dtype: Option<Dtype>,
     /// Threads for the files of each file system, each with its own engine. Default: one per
     /// core, up to 8, for files in the page cache, unless they are loaded to a GPU without
     /// verification; else 1, growing while it is saturated.

@@ -117,6 +117,10 @@ with_transfer_counters! {
         /// file; and to tensors whose offset in the file is not a multiple of their dtype's
         /// alignment, so that no direct read can place them at an aligned address. Otherwise 0.
         pub copied_bytes: u64,
+        /// Number of tensors in host memory that were converted to another dtype.
+        pub converted_tensors: u64,
+        /// Bytes of these tensors after the conversion.
+        pub converted_bytes: u64,
         /// Retries outside the data path (open, header, list, stat) since the checkpoint was
         /// opened, by this load and by other loads of the same checkpoint. Not included in
         /// `retries`.
@@ -575,6 +579,10 @@ impl fmt::Display for Report {
         }
         self.fmt_retries(f)?;
         self.fmt_depths(f)?;
+        if self.converted_tensors > 0 {
+            let (tensors, bytes) = (self.converted_tensors, format_bytes(self.converted_bytes));
+            writeln!(f, "convert  {} to {bytes}", counted(tensors, "tensor"))?;
+        }
         self.fmt_destinations(f)?;
         if let Some(group) = &self.group {
             writeln!(f, "{}", group.line(self.received_bytes))?;

@@ -9,19 +9,20 @@
     reason = "makes tensors of memory that it knows to be filled"
 )]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use tload_convert::{Conversions, convert_nearby};
 
 use super::Sink;
 use crate::cuda::Context;
 use crate::engine::Wait;
 use crate::error::Result;
+use crate::format::Dtype;
 use crate::memory::{DeviceBytes, Filled, RegionBytes};
-use crate::plan::{Extent, Plan};
+use crate::plan::{Extent, Plan, REWRITTEN_ALIGNMENT};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
-
-/// Alignment of tensors that are moved in memory, bytes: a cache line, and the widest vectors.
-const MOVED_ALIGNMENT: usize = 64;
 
 /// Sink that completes host tensors of one load on one lane; clones share the counts.
 #[derive(Clone, Debug)]
@@ -29,6 +30,7 @@ pub struct HostSink {
     inner: Arc<Inner>,
     /// GPU that reads the tensors in place.
     gpu: Option<Context>,
+    conversions: Conversions,
     ready: Vec<(usize, Tensor)>,
 }
 
@@ -39,6 +41,9 @@ struct Inner {
     /// Pieces not yet arrived, by tensor.
     missing: Box<[AtomicU32]>,
     copied_bytes: AtomicU64,
+    converted_tensors: AtomicU64,
+    /// Bytes after the conversion.
+    converted_bytes: AtomicU64,
 }
 
 impl HostSink {
@@ -49,15 +54,17 @@ impl HostSink {
             .iter()
             .map(|target| AtomicU32::new(target.pieces))
             .collect();
-        let copied_bytes = AtomicU64::new(0);
         Self {
             inner: Arc::new(Inner {
                 plan,
                 tensors,
                 missing,
-                copied_bytes,
+                copied_bytes: AtomicU64::new(0),
+                converted_tensors: AtomicU64::new(0),
+                converted_bytes: AtomicU64::new(0),
             }),
             gpu: None,
+            conversions: Conversions::default(),
             ready: Vec::new(),
         }
     }
@@ -67,11 +74,44 @@ impl HostSink {
         Self { gpu, ..self }
     }
 
+    /// Converts tensors when they are complete. The plan has room for the results.
+    pub(crate) fn converting(self, conversions: Conversions) -> Self {
+        Self {
+            conversions,
+            ..self
+        }
+    }
+
+    /// Number of tensors that this load converted, and their bytes afterwards.
+    pub(crate) fn converted(&self) -> (u64, u64) {
+        let inner = &self.inner;
+        (
+            inner.converted_tensors.load(Ordering::Relaxed),
+            inner.converted_bytes.load(Ordering::Relaxed),
+        )
+    }
+
     /// Number of bytes that this load copied in memory: those of slices with gaps, and of tensors
     /// at offsets in their file that no address can be congruent to.
     pub fn copied_bytes(&self) -> u64 {
         self.inner.copied_bytes.load(Ordering::Relaxed)
     }
+}
+
+/// Converts the bytes of a tensor in their region.
+///
+/// # Safety
+///
+/// As for [`RegionBytes::rewrite`].
+unsafe fn convert(inner: &Inner, bytes: &mut RegionBytes, from: Dtype, to: Dtype) {
+    let rewrite = |memory: &mut [u8], place: Range<usize>| {
+        convert_nearby(memory, &place, from, to, REWRITTEN_ALIGNMENT)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { bytes.rewrite(rewrite) };
+    let len = bytes.as_slice().len() as u64;
+    inner.converted_tensors.fetch_add(1, Ordering::Relaxed);
+    inner.converted_bytes.fetch_add(len, Ordering::Relaxed);
 }
 
 impl Sink for HostSink {
@@ -111,10 +151,14 @@ impl Sink for HostSink {
             // SAFETY: every piece of the tensor has arrived: its windows were filled as far as
             // needed and their leases were dropped before the count went down.
             let mut bytes = unsafe { RegionBytes::new(Arc::clone(&region), offset, len) };
-            if target.realign {
+            let to = self.conversions.of(piece.tensor);
+            if let Some(to) = to {
+                // SAFETY: as below: a tensor that is converted is alone, too.
+                unsafe { convert(inner, &mut bytes, info.dtype(), to) };
+            } else if target.realign {
                 // SAFETY: the plan puts such a tensor alone into its region, all of whose leases
                 // are gone: each brought a piece of this tensor.
-                let copied = unsafe { bytes.align_down(MOVED_ALIGNMENT) };
+                let copied = unsafe { bytes.align_down(REWRITTEN_ALIGNMENT) };
                 inner
                     .copied_bytes
                     .fetch_add(copied as u64, Ordering::Relaxed);
@@ -123,7 +167,8 @@ impl Sink for HostSink {
                 Some(gpu) => TensorBytes::Device(DeviceBytes::in_place(bytes, gpu)),
                 None => TensorBytes::Host(bytes),
             };
-            self.ready.push((piece.tensor, Tensor::new(info, bytes)));
+            let tensor = Tensor::new(info, bytes).converted(to);
+            self.ready.push((piece.tensor, tensor));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use tload::CacheMode;
 use tload::internal::Trial;
 use tload::internal::engine::available;
 use tload::report::EngineReport;
-use tload::{Device, Dtype, LoadOptions, Loader, Order, Verify};
+use tload::{Device, Dtype, ErrorKind, LoadOptions, Loader, Order, Verify};
 use tload_testing::fixtures::Rng;
 
 use crate::fixtures::{Files, MIB, failure, hinted, load, options};
@@ -29,6 +29,25 @@ fn small_file_loads_to_device() {
     assert_eq!(cuda.stub.count("pageable_copies"), 0);
     let text = report.to_string();
     assert!(text.contains("cuda:1"), "{text}");
+}
+
+/// Tensors are converted in host memory only. Those of the wanted dtype may go to a GPU.
+#[test]
+fn conversion_on_a_gpu_is_refused() {
+    let _cuda = cuda();
+    let files = Files::matrices(2, 30, 20);
+    let loader = |dtype| {
+        let options = LoadOptions::new().dtype(dtype);
+        files.loader().device(Device::Cuda(1)).options(options)
+    };
+    let (tensors, report) = load(&loader(Dtype::Bf16)).expect("nothing to convert");
+    files.assert_all(&tensors);
+    assert_eq!(report.converted_tensors, 0);
+    let error = loader(Dtype::F32).stream().expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(error.tensor(), Some("m0"));
+    let message = "dtype=f32 converts tensors in host memory; this one goes to cuda:1";
+    assert_eq!(error.message(), message);
 }
 
 /// Lanes of a GPU are busy with the driver, so other threads copy what is in memory. Other lanes

@@ -7,6 +7,7 @@ mod cluster;
 #[cfg(target_os = "linux")]
 mod columns;
 mod depth;
+mod dtype;
 mod engines;
 mod expectations;
 mod fallbacks;

@@ -57,7 +57,7 @@ const RANKS: [&[&str]; 14] = [
     &["load::load_target", "load::near_gpu", "sink"],
     &["load::check"],
     &["groups"],
-    &["load::pipeline", "load::wanted"],
+    &["load::conversions", "load::pipeline", "load::wanted"],
     &[
         "load::device_alloc",
         "load::lane",

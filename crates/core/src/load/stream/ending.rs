@@ -200,6 +200,8 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::task::Poll;
 
+    use tload_convert::Conversions;
+
     use super::*;
     use crate::format::{Dtype, Entry};
     use crate::load::pipeline::Feed;
@@ -240,6 +242,7 @@ mod tests {
             gate: Arc::clone(gate),
             counters: Arc::default(),
             tensors: Arc::new([]),
+            conversions: Conversions::default(),
             order: Order::Ready,
             lanes,
             report: Report::default(),

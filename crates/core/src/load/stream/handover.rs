@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use tload_convert::Conversions;
+
 use super::queue::FinishedQueue;
 use super::state::{COMPLETE, State};
 use crate::error::{ErrorKind, Result};
@@ -32,6 +34,8 @@ pub struct StreamSetup {
     pub counters: Arc<Counters>,
     /// Tensors of the load.
     pub tensors: Arc<[TensorInfo]>,
+    /// Dtypes that some of them are converted to.
+    pub conversions: Conversions,
     /// Order in which tensors are handed out.
     pub order: Order,
     /// Number of lanes.
@@ -102,7 +106,7 @@ impl Inner {
     /// Records that the caller receives a tensor.
     fn hand_out(&mut self, tensor: &Tensor) {
         tensor.received();
-        self.bytes_received += tensor.byte_len();
+        self.bytes_received += tensor.info().byte_len();
     }
 }
 
@@ -137,7 +141,11 @@ impl Handover {
             .enumerate()
             .filter(|(_, info)| info.byte_len() == 0);
         let mut ready: Vec<_> = empty
-            .map(|(index, info)| (index, Tensor::new(info.clone(), TensorBytes::Empty)))
+            .map(|(index, info)| {
+                let tensor = Tensor::new(info.clone(), TensorBytes::Empty);
+                let to = handover.setup.conversions.of(index);
+                (index, tensor.converted(to))
+            })
             .collect();
         if !ready.is_empty() {
             handover.push(&mut ready);

@@ -12,8 +12,10 @@ use crate::tidy::root;
 fn table_lists_options_with_a_flag() {
     let mut table = "\n| keyword | variable | flag |\n|:--|:--|:--|\n".to_owned();
     for key in LoadOptions::KEYS {
-        if let (Some(variable), Some(flag)) = (key.variable(), key.flag) {
-            writeln!(table, "| `{}` | `{variable}` | `--{flag}` |", key.name)
+        if let Some(flag) = key.flag {
+            let variable = key.variable().map(|variable| format!("`{variable}`"));
+            let variable = variable.as_deref().unwrap_or("none");
+            writeln!(table, "| `{}` | {variable} | `--{flag}` |", key.name)
                 .expect("writing to a string succeeds");
         }
     }
@@ -44,7 +46,8 @@ fn paragraph(names: impl Iterator<Item = &'static str>) -> String {
 
 #[test]
 fn configuration_file_lists_its_keys() {
-    let loads = LoadOptions::KEYS.iter().filter(|key| key.flag.is_some());
+    let loads = LoadOptions::KEYS.iter();
+    let loads = loads.filter(|key| key.variable().is_some());
     let stores = tload::StoreOptions::KEYS.iter();
     let is_shown =
         |name: &str| !name.starts_with("cache_") && !["mirrors", "peers"].contains(&name);
