@@ -112,6 +112,30 @@ def test_refusal_on_one_rank_is_an_error_of_the_others(size: int, tmp_path: Path
     start_ranks(size, refuse_on_one_rank, write(tmp_path))
 
 
+def refuse_to_record_on_one_rank(rank: int, path: Path) -> None:
+    module = model(rank)
+
+    def adds(weights: Any) -> None:
+        for name, tensor in weights:
+            if name in module.shapes:
+                module.get_parameter(name).data.add_(tensor)
+
+    start = time.monotonic()
+    with tload.open(path) as checkpoint, tload.Group.torch() as group:
+        if rank == 0:
+            with pytest.raises(plans.RefusedError, match="reads or changes parameter"):
+                plans.record(module, checkpoint, adds, options=OPTIONS, group=group)
+        else:
+            # Its reason, and not only that it has left.
+            with pytest.raises(tload.PeerError, match="reads or changes parameter"):
+                plans.record(module, checkpoint, module.load_weights, options=OPTIONS, group=group)
+    assert time.monotonic() - start < 60
+
+
+def test_refusal_to_record_on_one_rank_is_an_error_of_the_others(tmp_path: Path) -> None:
+    start_ranks(3, refuse_to_record_on_one_rank, write(tmp_path))
+
+
 def fail_on_one_rank(rank: int, path: Path) -> None:
     with tload.open(path) as checkpoint:
         with tload.Group.torch() as group:

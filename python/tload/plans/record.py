@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tload._options.load_options import Options
+from tload._ranks.group import beginning
 from tload.plans import run as runs
 from tload.plans.check import require_repeated, require_replaced
 from tload.plans.key import headers_of
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tload._checkpoint.checkpoint import Checkpoint
-    from tload._options.load_options import Options
     from tload._ranks.group import Group
 
     _Load = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
@@ -52,7 +53,8 @@ def record(
             checkpoint.
         device: The device of the tensors that the loader gets.
         options: Options of the loads.
-        group: The ranks that load together.
+        group: The ranks that load together. A rank that refuses tells the others, which get a
+            `PeerError`.
 
     Raises:
         RefusedError: There is no plan for this load: load the module the normal way, since the
@@ -63,13 +65,15 @@ def record(
     recorder = Recorder(module, checkpoint)
     slots = Slots(module)
     try:
-        returned = _call(recorder, load, _stand_ins(recorder, checkpoint, names, torch.device(device)))
-        plan = _plan(recorder, checkpoint, key, returned)
-        try:
-            plan.check()
-        except ValueError as error:
-            raise RefusedError(str(error)) from error
-        tensors = bind(module, plan.places)
+        # Other ranks are told of a refusal: they would wait for this one.
+        with beginning(group, options or Options()):
+            returned = _call(recorder, load, _stand_ins(recorder, checkpoint, names, torch.device(device)))
+            plan = _plan(recorder, checkpoint, key, returned)
+            try:
+                plan.check()
+            except ValueError as error:
+                raise RefusedError(str(error)) from error
+            tensors = bind(module, plan.places)
 
         def write(written: Plan) -> None:
             # What is doubtful differs by rank: each reads it alone.
