@@ -87,6 +87,7 @@ def folder(tmp_path: Path) -> Path:
         ({"enable_gds": False}, r"'enable_gds' is a key of other loaders: tload tunes this itself"),
         ({"distributed": True}, r"'distributed' is a key of runai_streamer\n  hint: ranks of a node share by default"),
         ({"missing_weights": "ignore"}, r"missing_weights 'ignore': it can be error, warn, off"),
+        ({"plan": "yes"}, r"plan 'yes': it can be auto, on, off"),
         ({"missing_weights": ["warn"]}, r"missing_weights \['warn'\]: it can be"),
         ({"source": 3}, r"source: wanted a path or URL \(str\) or a list of them, found int"),
         ({"source": ["a", None]}, r"source: wanted a path or URL \(str\) or a list of them, found NoneType"),
@@ -131,6 +132,7 @@ def test_all_config_keys_accepted() -> None:
         "missing_weights": "off",
         "sharded_state": True,
         "pattern": "rank-{rank}.safetensors",
+        "plan": "off",
         **dict.fromkeys(_settings.OPTION_KEYS),
         "engine": "pread",
         "cache": "drop",
@@ -152,11 +154,13 @@ def test_all_config_keys_accepted() -> None:
     assert settings.options.memory_limit == "1 GiB"
     assert settings.engine == {"enable_weights_track": False}
     assert settings.missing_weights == "off"
+    assert settings.plan == "off"
     assert settings.for_ranks(8) == settings.options
     assert "eu-west-1" not in repr(settings)
     nothing = _settings.read(None)
     assert (nothing.source, nothing.store, nothing.device) == (None, None, "cpu")
     assert nothing.missing_weights == "error"
+    assert nothing.plan == "auto"
     assert (
         _settings.read({"enable_weights_track": False}, engine_keys=["enable_weights_track"]).missing_weights == "warn"
     )

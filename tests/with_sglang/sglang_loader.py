@@ -89,7 +89,8 @@ def same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _published(monkeypatch: pytest.MonkeyPatch) -> None:
+def _published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for module in (loaders, sys.modules[TloadModelLoader.__module__]):
         monkeypatch.setattr(module, "get_model", lambda: PUBLISHED)
     monkeypatch.setattr(loaders, "get_server_args", lambda: None)

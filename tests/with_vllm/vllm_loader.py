@@ -88,6 +88,11 @@ def weights_of(which: Any, model_config: Any, model: torch.nn.Module | None = No
 
 
 @pytest.fixture(autouse=True)
+def _plans_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
 def _within_a_config() -> Iterator[None]:
     with set_current_vllm_config(VllmConfig()):
         yield

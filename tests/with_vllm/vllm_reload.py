@@ -68,19 +68,24 @@ def write_changed(folder: Path, changed: Callable[[dict[str, torch.Tensor]], Any
     return folder
 
 
+def configuration(folder: Path, extra: dict[str, Any], load_format: str, **fields: Any) -> Any:
+    arguments = EngineArgs(
+        model=str(folder),
+        load_format=load_format,
+        model_loader_extra_config=extra,
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        **fields,
+    )
+    return arguments.create_engine_config()
+
+
 class Served:
     """A model that vLLM has loaded."""
 
     def __init__(self, folder: Path, extra: dict[str, Any], load_format: str = "tload") -> None:
-        arguments = EngineArgs(
-            model=str(folder),
-            load_format=load_format,
-            model_loader_extra_config=extra,
-            dtype="bfloat16",
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-        )
-        self.config = arguments.create_engine_config()
+        self.config = configuration(folder, extra, load_format)
         with self.within():
             self.model = get_model_loader(self.config.load_config).load_model(self.config, self.config.model_config)
 
@@ -117,6 +122,13 @@ class Served:
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plans_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")

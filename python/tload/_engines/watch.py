@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tload._engines import coverage
+from tload._engines import coverage, planned
 from tload._engines.recorder import Recorder
 from tload._errors import Error
 
@@ -45,6 +45,8 @@ class Watch:
     known: Collection[str] | None = None
     """Names of the parameters of the first load, if this is another one. Engines add parameters when
     they process weights, and undo ties between parameters while they reload: others are not judged."""
+    attempt: planned.Attempt | None = None
+    """Load by a plan, if the weights allow one."""
     done: Callable[[set[str] | None, Collection[str]], None] = lambda _used, _names: None
     """Called after a load without errors with the names of the tensors that were copied to
     parameters, or `None` if that was not recorded, and with those of the parameters."""
@@ -75,27 +77,55 @@ def disarm(model: torch.nn.Module) -> None:
 def _run(model: torch.nn.Module, watch: Watch, load: Callable[[Any], Any], weights: Any) -> Any:
     parameters = list(model.named_parameters())
     names = frozenset(name for name, _ in parameters) if watch.known is None else watch.known
+    attempt = watch.attempt if watch.attempt is not None and watch.attempt.weights is weights else None
     if watch.missing_weights == "off":
         handed: list[str] = []
-        loaded = _explained(load, _noting(weights, handed), handed, watch)
+
+        def unjudged(given: Any) -> Any:
+            return _explained(lambda: load(_noting(given, handed)), handed, watch)
+
+        outcome = None if attempt is None else _by_plan(attempt, model, unjudged, watch)
+        loaded = unjudged(weights) if outcome is None else outcome.returned
         watch.done(None, names)
         return loaded
     recorder = Recorder((name, parameter) for name, parameter in parameters if name in names)
+
+    def watched(given: Any) -> Any:
+        return _explained(lambda: load(recorder.watch(given)), recorder.handed, watch)
+
     with recorder:
-        loaded = _explained(load, recorder.watch(weights), recorder.handed, watch)
-    writes = recorder.writes()
+        outcome = None if attempt is None else _by_plan(attempt, model, watched, watch)
+        loaded = watched(weights) if outcome is None else outcome.returned
+    known = list(recorder.parameters(model.named_parameters(), watch.describe))
+    writes, handed = recorder.writes(), recorder.handed
+    used = {handed[at] for at in {*writes.tensors, *(each.tensor for each in writes.columns)} if at >= 0}
+    if outcome is not None:
+        used = {*(source.name for source in outcome.plan.sources), *outcome.plan.normal}
+    if outcome is not None and not outcome.recorded:
+        if planned.full(outcome.plan) >= {one.name for one in known if one.nbytes}:
+            known = []  # nothing can be missing
+        else:
+            writes.add(planned.writes(outcome.plan, known, len(handed)))
+            handed = [*handed, *(source.name for source in outcome.plan.sources)]
     verdict = coverage.judge(
-        recorder.parameters(model.named_parameters(), watch.describe),
+        known,
         writes,
-        recorder.handed,
+        handed,
         present=watch.present,
         loaded=loaded if isinstance(loaded, (set, frozenset)) else (),
         parts=watch.parts,
     )
     _tell(verdict, watch, type(model).__name__)
-    used = {recorder.handed[at] for at in {*writes.tensors, *(each.tensor for each in writes.columns)} if at >= 0}
     watch.done(used, names)
     return loaded
+
+
+def _by_plan(attempt: planned.Attempt, model: torch.nn.Module, load: Callable[[Any], Any], watch: Watch) -> Any:
+    """Load by a plan, if there is one. Then no tensor is read in another way."""
+    outcome = _explained(lambda: attempt.load(model, load), (), watch)
+    if outcome is not None:
+        attempt.source.close()
+    return outcome
 
 
 def _noting(weights: Any, handed: list[str]) -> Iterator[Any]:
@@ -104,14 +134,14 @@ def _noting(weights: Any, handed: list[str]) -> Iterator[Any]:
         yield weight
 
 
-def _explained(load: Callable[[Any], Any], weights: Iterator[Any], handed: Sequence[str], watch: Watch) -> Any:
+def _explained(load: Callable[[], Any], handed: Sequence[str], watch: Watch) -> Any:
     """Load, and let errors of the engine name the tensor and the source."""
     try:
-        return load(weights)
+        return load()
     except Exception as error:
         own = isinstance(error.__cause__, Error) or isinstance(error, Error)
         after = f"while loading {handed[-1]!r} from `{watch.shown}`" if handed and not own else ""
-        gone = GONE if watch.replaces else ""
+        gone = GONE if watch.replaces and GONE not in str(error) else ""
         if type(error) in EXTENDED and len(error.args) <= 1 and (after or gone):
             text = str(error.args[0]) if error.args else ""
             found = text or type(error).__name__

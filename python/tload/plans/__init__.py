@@ -6,7 +6,7 @@ parameters of the same module by that plan, without the loader. `save` and `rest
 disk.
 """
 
-from tload.plans.disk import restore, save
+from tload.plans.disk import refusal, restore, save, save_refusal
 from tload.plans.key import headers_of, key
 from tload.plans.plan import Fill, Place, Plan, RefusedError, Source
 from tload.plans.record import record
@@ -21,7 +21,9 @@ __all__ = [
     "headers_of",
     "key",
     "record",
+    "refusal",
     "restore",
     "run",
     "save",
+    "save_refusal",
 ]

@@ -28,6 +28,7 @@ from tload.plans.plan import DIMS_MAX, ELEMENTS_MAX, FIXED, Fill, Place, Plan, S
 _logger = logging.getLogger("tload")
 
 _MAGIC = b"tload plan 1\n"
+_REFUSED = b"tload plan 1 refused\n"
 _SUM_BYTES = 32
 _BYTES_MAX = 1 << 30
 """Longest file that is read: a million boxes take 70 MB."""
@@ -38,7 +39,10 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> bool:
 
     Missing directories are made, for this user only.
     """
-    path = Path(path)
+    return _save(Path(path), _to_bytes(plan))
+
+
+def _save(path: Path, data: bytes) -> bool:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_trusted(path.parent, path.parent.stat())
@@ -46,7 +50,7 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> bool:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123  # of a descriptor
-                file.write(_to_bytes(plan))
+                file.write(data)
             temporary.rename(path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -58,6 +62,26 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> bool:
     return True
 
 
+def save_refusal(path: str | os.PathLike[str], key: str, reason: str) -> bool:
+    """Keep in a file that there is no plan for this key, in place of the plan.
+
+    Recording again would cost time, and end the same. Returns whether that worked.
+    """
+    return _save(Path(path), _REFUSED + json.dumps([key, reason]).encode())
+
+
+def refusal(path: str | os.PathLike[str], key: str) -> str | None:
+    """Return why there is no plan for this key, if a file says so."""
+    try:
+        data = _read(Path(path))
+        if data is None or not data.startswith(_REFUSED):
+            return None
+        found = json.loads(data[len(_REFUSED) :])
+    except (OSError, ValueError, RecursionError):
+        return None
+    return str(found[1]) if isinstance(found, list) and len(found) == 2 and found[0] == key else None  # noqa: PLR2004
+
+
 def restore(path: str | os.PathLike[str], key: str) -> Plan | None:
     """Return the plan in a file; `None` if there is none, or not for this key.
 
@@ -66,7 +90,7 @@ def restore(path: str | os.PathLike[str], key: str) -> Plan | None:
     path = Path(path)
     try:
         data = _read(path)
-        if data is None:
+        if data is None or data.startswith(_REFUSED):
             return None
         plan = _from_bytes(data)
     except (OSError, ValueError) as error:

@@ -18,11 +18,12 @@ from sglang.srt.model_loader import weight_utils
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.runtime_context import get_model, get_parallel
 
+from tload._engines import planned
 from tload._engines import reload as reloading
 from tload._engines import watch as arming
 from tload._errors import InvalidRequestError, NotFoundError, advise
 from tload._sources.opened import show
-from tload.sglang import _sharded
+from tload.sglang import _plan, _sharded
 from tload.vllm import _parameters, _settings, _weights
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         self._entries: dict[str, reloading.Entry] = {}
         """Tensors that were opened for the model of `_config`."""
         self._watch: arming.Watch | None = None
+        self._opened: tuple[Weights, _weights.Weights] | None = None
+        """Iterator that SGLang has for the model of `_config`, and what it iterates over."""
+
+    def _get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Weights:
+        if getattr(model, "secondary_weights", ()):
+            return super()._get_all_weights(model_config, model)  # type: ignore[no-any-return]
+        # Opened now, not with the first tensor: a load by a plan takes none.
+        return self._get_weights_iterator(DefaultModelLoader.Source.init_new(model_config, model))
 
     def download_model(self, model_config: Any) -> None:
         if not (self._is_presharded or self._settings.sharded_state):
@@ -108,12 +117,28 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             # By now, SGLang has brought quantized weights into other forms.
             watch.missing_weights = "warn"
         self._tell_watch()
+        watch.attempt = self._attempt(weights, first=served is None)
         arming.arm(model, watch)
         try:
             super().load_weights_and_postprocess(model, weights, target_device)
         finally:
             arming.disarm(model)
             self._watch = None
+
+    def _attempt(self, weights: Weights, *, first: bool) -> planned.Attempt | None:
+        """Return the load by a plan, if these weights are of one source, and tload reads it."""
+        if self._settings.plan == "off" or self._opened is None or self._opened[0] is not weights:
+            return None
+        source, config, load_config = self._opened[1], self._config, self.load_config
+        return planned.Attempt(
+            weights=weights,
+            source=source,
+            about=lambda model: _plan.about(model, config, load_config),
+            records=first,
+            folder=planned.folder([shard.location for shard in source.opened.checkpoint.shards], self._settings.store),
+            shown=self._shown,
+            logger=logger,
+        )
 
     def _tell_watch(self) -> None:
         """Tell what is known once the weights are open: before they are loaded, or while they are."""
@@ -179,7 +204,10 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             return self._filter_mtp_weights(weights, source.prefix, draft)  # type: ignore[no-any-return]
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
-        return ((source.prefix + name, tensor) for name, tensor in weights)
+        found = ((source.prefix + name, tensor) for name, tensor in weights)
+        if source.model_config is not None and not source.prefix:
+            self._opened = found, weights
+        return found
 
     def _note(self, source: DefaultModelLoader.Source, weights: _weights.Weights, shown: str) -> None:
         """Remember what is loaded, and check that it can replace what the model has."""

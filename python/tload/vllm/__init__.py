@@ -31,6 +31,9 @@ error.
 - `missing_weights`: What happens if a parameter of the model did not get all of its weights:
   `"error"` (the default) names it and the tensors that are missing, `"warn"` logs that, and `"off"`
   does not look.
+- `plan`: `"on"`: the first start records which bytes go where, as a load plan in the cache of tload,
+  and later ones fill the parameters by it, without vLLM's loader. Starts that no plan fits go
+  through the loader. `"off"`: all do. `"auto"` (the default): `"on"` for models in host memory.
 - `sharded_state`: `true` if the weights are a sharded state, as `save_sharded_state` writes it: each
   rank reads its own files into its parameters.
 - `pattern`: Pattern of the names of these files, with the fields `{rank}` or `{tp_rank}`,

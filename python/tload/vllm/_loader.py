@@ -19,11 +19,12 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.platforms import current_platform
 
+from tload._engines import planned
 from tload._engines import reload as reloading
 from tload._engines import watch as arming
 from tload._errors import InvalidRequestError, NotFoundError, advise
 from tload._sources.opened import show
-from tload.vllm import _parameters, _settings, _sharded, _weights
+from tload.vllm import _parameters, _plan, _settings, _sharded, _weights
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Sequence
@@ -167,7 +168,26 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             watch.known = None if served is None else served.parameters
             arming.arm(model, watch)
         watch.shown, watch.present, watch.done = parts[0].shown, entries, done
-        return itertools.chain.from_iterable(parts)
+        weights = itertools.chain.from_iterable(parts)
+        watch.attempt = self._attempt(weights, parts, model_config, watch.shown)
+        return weights
+
+    def _attempt(
+        self, weights: Iterator[tuple[str, torch.Tensor]], parts: Sequence[_Part], model_config: ModelConfig, shown: str
+    ) -> planned.Attempt | None:
+        """Return the load by a plan, if all weights are of one source, and tload reads it."""
+        own = parts[0].weights
+        if self._settings.plan == "off" or len(parts) > 1 or parts[0].prefix or not isinstance(own, _weights.Weights):
+            return None
+        return planned.Attempt(
+            weights=weights,
+            source=own,
+            about=lambda model: _plan.about(model, model_config),
+            records=self._watch is not None,
+            folder=planned.folder([shard.location for shard in own.opened.checkpoint.shards], self._settings.store),
+            shown=shown,
+            logger=logger,
+        )
 
     def _watching(self, model: torch.nn.Module, model_config: ModelConfig) -> arming.Watch:
         draft = getattr(model_config, "runner_type", None) == "draft"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tload._engines.watch import MissingWeights
 
 STATE_KEYS = ("sharded_state", "pattern")
-OWN_KEYS = ("source", "store", "device", "missing_weights", *STATE_KEYS)
+OWN_KEYS = ("source", "store", "device", "missing_weights", "plan", *STATE_KEYS)
 OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
 """Fields of `Options`, except `writable`: engines copy the tensors."""
 STORE_KEYS = tuple(StoreKeywords.__annotations__)
@@ -31,6 +31,8 @@ TUNED = ("concurrency", "enable_gds", "enable_multithread_load", "max_workers", 
 """Keys of the engines' other loaders for what tload decides by itself."""
 MISSING_WEIGHTS = ("error", "warn", "off")
 """Values of `missing_weights`."""
+PLAN = ("auto", "on", "off")
+"""Values of `plan`."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -49,6 +51,8 @@ class Settings:
     """Device of the loaded tensors. The engine copies them into its parameters."""
     missing_weights: MissingWeights = "error"
     """Treatment of parameters that get no weights. `"off"`: nothing looks for them."""
+    plan: Literal["auto", "on", "off"] = "auto"
+    """Use of load plans: by default for models in host memory only, where they were measured."""
     sharded_state: bool = False
     """`True` if the files are a sharded state, not a checkpoint."""
     pattern: str | None = None
@@ -131,6 +135,7 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
             store=store,
             device=device,
             missing_weights=_missing_weights(given),
+            plan=_plan(given),
             **_sharded(given),
             options=resolve(None, OptionKeywords(**options)),  # type: ignore[typeddict-item]  # Options checks them
             engine={key: given[key] for key in engine_keys if key in given},
@@ -222,6 +227,14 @@ def _missing_weights(given: Mapping[str, Any]) -> MissingWeights:
         return "warn" if given.get("enable_weights_track") is False else "error"
     if found not in MISSING_WEIGHTS:  # any object, hashable or not
         message = f"missing_weights {found!r}: it can be {', '.join(MISSING_WEIGHTS)}"
+        raise InvalidRequestError(message)
+    return found  # type: ignore[no-any-return]
+
+
+def _plan(given: Mapping[str, Any]) -> Literal["auto", "on", "off"]:
+    found = given.get("plan", "auto")
+    if found not in PLAN:  # any object, hashable or not
+        message = f"plan {found!r}: it can be {', '.join(PLAN)}"
         raise InvalidRequestError(message)
     return found  # type: ignore[no-any-return]
 

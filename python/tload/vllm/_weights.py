@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from tload._checkpoint.checkpoint import Checkpoint
+    from tload._options.load_options import Options
     from tload._sources.entries import TensorInfo
     from tload.vllm._settings import Settings
 
@@ -48,15 +49,61 @@ NAMES_SHOWN = 4
 """Maximum number of files that a message names."""
 
 
+@dataclasses.dataclass(kw_only=True)
+class Opened:
+    """A checkpoint that is open, and how its tensors are loaded."""
+
+    checkpoint: Checkpoint
+    infos: Mapping[str, TensorInfo]
+    """Header entries of all tensors, also of those that are not read, by name."""
+    names: list[str] | None
+    """The tensors to read, or `None` for all."""
+    settings: Settings
+    ranks: int
+    group: tload.Group | None
+    """The ranks that load together, or `None` if this one loads alone."""
+    shown: str
+
+    @property
+    def device(self) -> str:
+        """Device of the tensors."""
+        return self.settings.device
+
+    def options(self, *, together: bool) -> Options:
+        """Return the options of a load, by the group or alone."""
+        return self.settings.for_ranks(self.ranks, together=together)
+
+    def is_local(self) -> bool:
+        """Return whether all files are on file systems of this machine."""
+        return not any("://" in shard.location for shard in self.checkpoint.shards)
+
+    def leave_group(self) -> None:
+        """Load alone. The other ranks need not wait for this one."""
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    def failure(self, error: Error) -> RuntimeError:
+        """Return the error that engines expect."""
+        return failure(self.shown, error)
+
+
+def failure(shown: str, error: Error) -> RuntimeError:
+    """Return the error that engines expect, for one of tload."""
+    return RuntimeError(f"tload cannot load the model weights of `{shown}`: {error}")
+
+
 class Weights:
     """The tensors of a checkpoint that is open, in the order of their files."""
 
-    def __init__(
-        self, infos: Mapping[str, TensorInfo], tensors: Generator[tuple[str, torch.Tensor], None, None]
-    ) -> None:
-        self.infos = infos
-        """Header entries of all tensors, also of those that are not read, by name."""
+    def __init__(self, opened: Opened, tensors: Generator[tuple[str, torch.Tensor], None, None]) -> None:
+        self.opened = opened
         self._tensors = tensors
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Header entries of all tensors, also of those that are not read, by name."""
+        return self.opened.infos
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._tensors
@@ -214,23 +261,32 @@ def _load(  # noqa: PLR0917
     keep: Keep | None,
     unused: Keep | None,
     may_map: bool,  # noqa: FBT001
-) -> Iterator[Mapping[str, TensorInfo] | tuple[str, torch.Tensor]]:
-    """Yield the header entries of the weights once the files are open, and then the tensors.
+) -> Iterator[Opened | tuple[str, torch.Tensor]]:
+    """Yield what is open once the files are, and then the tensors.
 
     A generator that has begun closes its files when it is closed or forgotten.
     """
     try:
         # First, so that a rank that fails below has left the group, and the others need not wait.
         joined = _group(process_group, logger) if settings.shares() else None
-        with joined or nullcontext() as ranks_here, _open(source, settings, ranks_here, logger) as (opened, group):
-            refuse_shards([shard.location for shard in opened.shards], shown)
-            names = wanted(list(opened), keep, unused)
-            require_files(opened, settings.options)
+        with joined or nullcontext() as ranks_here, _open(source, settings, ranks_here, logger) as (checkpoint, group):
+            refuse_shards([shard.location for shard in checkpoint.shards], shown)
+            names = wanted(list(checkpoint), keep, unused)
+            require_files(checkpoint, settings.options)
+            opened = Opened(
+                checkpoint=checkpoint,
+                infos=checkpoint,
+                names=names,
+                settings=settings,
+                ranks=ranks,
+                group=group,
+                shown=shown,
+            )
             yield opened
             if names == []:
                 return
             with (
-                _start(opened, names, settings, ranks, group, logger, may_map) as tensors,
+                _start(opened, logger, may_map=may_map) as tensors,
                 open_bar(tensors.progress.bytes_total) as bar,
             ):
                 drawn, due = 0, 0.0
@@ -247,8 +303,7 @@ def _load(  # noqa: PLR0917
                 bar.update(tensors.progress.bytes_done - drawn)
             tell(tensors.report, shown, logger)
     except Error as error:
-        message = f"tload cannot load the model weights of `{shown}`: {error}"
-        raise RuntimeError(message) from error
+        raise failure(shown, error) from error
 
 
 def _group(process_group: ProcessGroup | None, logger: logging.Logger) -> tload.Group | None:
@@ -288,29 +343,22 @@ def _tell_alone(error: PeerError, logger: logging.Logger) -> None:
     logger.warning("tload reads on every rank, as they do not load together: %s", error)
 
 
-def _start(  # noqa: PLR0917
-    checkpoint: Checkpoint,
-    names: list[str] | None,
-    settings: Settings,
-    ranks: int,
-    group: tload.Group | None,
-    logger: logging.Logger,
-    may_map: bool,  # noqa: FBT001
-) -> tload.TensorStream[torch.Tensor]:
+def _start(opened: Opened, logger: logging.Logger, *, may_map: bool) -> tload.TensorStream[torch.Tensor]:
     """Start to read together with the other ranks, or alone if some of them do not load now."""
-    if group is not None:
-        options = settings.for_ranks(ranks, together=True)
+    checkpoint, names, device = opened.checkpoint, opened.names, opened.device
+    if opened.group is not None:
+        options = opened.options(together=True)
         try:
-            return tload.stream(checkpoint, names=names, device=settings.device, options=options, group=group)
+            return tload.stream(checkpoint, names=names, device=device, options=options, group=opened.group)
         except PeerError as error:
             # With other files or options on some ranks, the model would not be right.
             if error.expected is not None:
                 raise
             _tell_alone(error, logger)
-    options = settings.for_ranks(ranks)
-    if may_map and views.are_best(settings.options, (shard.location for shard in checkpoint.shards)):
+    options = opened.options(together=False)
+    if may_map and views.are_best(opened.settings.options, (shard.location for shard in checkpoint.shards)):
         options = dataclasses.replace(options, cache="map")
-    return tload.stream(checkpoint, names=names, device=settings.device, options=options)
+    return tload.stream(checkpoint, names=names, device=device, options=options)
 
 
 def _is_consolidated(location: str) -> bool:
