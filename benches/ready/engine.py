@@ -15,7 +15,7 @@ def main() -> None:
     llm = LLM(**json.loads(os.environ["READY_ARGUMENTS"]))
     mark("ready")
     settings = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-    [output] = llm.generate([{"prompt_token_ids": [1, 2, 3]}], settings, use_tqdm=False)
+    [output] = llm.generate([{"prompt_token_ids": [*range(1, 17)]}], settings, use_tqdm=False)
     mark("first token")
     print("TOKEN", list(output.outputs[0].token_ids), flush=True)
 

@@ -96,7 +96,7 @@ def make(folder: Path, name: str) -> None:
         **SHAPES[name],
         vocab_size=512,
         num_attention_heads=SHAPES[name]["hidden_size"] // 64,
-        num_key_value_heads=SHAPES[name]["hidden_size"] // 64,
+        num_key_value_heads=SHAPES[name]["hidden_size"] // 128,
         max_position_embeddings=256,
         tie_word_embeddings=False,
         dtype="bfloat16",
@@ -130,19 +130,19 @@ def arguments(case: Case, place: Place, plan: dict[str, Any] | None) -> dict[str
     return own | {"model": model} | ({"model_loader_extra_config": extra} if extra else {})
 
 
-def start(case: Case, place: Place, plan: dict[str, Any] | None, runai: str | None) -> dict[str, Any]:
+def start(case: Case, place: Place, options: argparse.Namespace) -> dict[str, Any]:
     """Start the engine once."""
     files = sorted((place.folder / case.model).glob("*.safetensors"))
     state = page_cache.prepare(files, "cold" if case.source == DISK else "warm")
     marks, cache = place.folder / "marks", place.folder / "cache"
     marks.unlink(missing_ok=True)
     shutil.rmtree(cache, ignore_errors=True)
-    paths = [str(HERE / "hooks"), os.environ.get("PYTHONPATH"), runai if case.loader == "Run:ai" else None]
+    paths = [str(HERE / "hooks"), os.environ.get("PYTHONPATH"), options.runai if case.loader == "Run:ai" else None]
     environment = {
         **os.environ,
         **place.variables.get(case.source, {}),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "READY_ARGUMENTS": json.dumps(arguments(case, place, plan)),
+        "READY_ARGUMENTS": json.dumps(arguments(case, place, options.plan)),
         "READY_MARKS": str(marks),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if case.layout == "one process" else "1",
@@ -154,13 +154,15 @@ def start(case: Case, place: Place, plan: dict[str, Any] | None, runai: str | No
     if case.source == SLOW:
         environment["TLOAD_CACHE_DIR"] = str(cache)
     if case.ahead:
-        command = [sys.executable, "-m", "tload", "exec", "--prefetch", place.urls[case.model], "--", *command]
+        command = [*options.tload, "exec", "--prefetch", place.urls[case.model], "--", *command]
     began = time.time()
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE, cwd=place.folder
     )
     if "TOKEN" not in done.stdout:
-        words = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
+        if log := os.environ.get("READY_LOG"):
+            Path(log).write_text(done.stdout + done.stderr)
+        words = [line for line in done.stderr.splitlines() if "Error" in line and "WARNING" not in line]
         return {"case": vars(case), "error": words[-1][-300:] if words else f"status {done.returncode}"}
     lines = [json.loads(line) for line in marks.read_text().splitlines()]
     ends = {line["name"]: line for line in lines}
@@ -172,7 +174,7 @@ def start(case: Case, place: Place, plan: dict[str, Any] | None, runai: str | No
     told = [line for line in done.stderr.splitlines() if "tload exec:" in line]
     return {
         "case": vars(case),
-        "token": done.stdout.split("TOKEN")[1].strip(),
+        "token": done.stdout.split("TOKEN")[1].splitlines()[0].strip(),
         "seconds": at,
         "phases": phases,
         "torch_imported": [line["at"] - began for line in lines if line["name"] == "torch imported"],
@@ -264,6 +266,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"], default=["eager", "compiled"])
     parser.add_argument("--throttle", type=float, metavar="BYTES", help="bytes per second of the slow store")
     parser.add_argument("--runai", metavar="FOLDER")
+    parser.add_argument("--tload", nargs="+", default=[sys.executable, "-m", "tload"], help="command of tload exec")
     parser.add_argument("--plan", type=json.loads, metavar="JSON")
     parser.add_argument("--only", nargs="*", default=[""], metavar="WORD", help="cases whose title has one of these")
     parser.add_argument("--rounds", type=int, default=3)
@@ -309,7 +312,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         for number in range(options.rounds):
             turn = number % len(listed)
             for case in listed[turn:] + listed[:turn]:
-                runs.append(start(case, place, options.plan, options.runai))
+                runs.append(start(case, place, options))
                 run = runs[-1]
                 print(f"{number + 1}: {case.model}: {case.title}: {run.get('error', run.get('seconds'))}", flush=True)
                 if options.out:

@@ -80,6 +80,9 @@ class _Finder(importlib.abc.MetaPathFinder):
                 mark(f"{fullname} imported")
                 if fullname == LOADER:
                     _wrap(module)
+                elif fullname == "torch" and module.cpu._is_amx_tile_supported():  # noqa: SLF001
+                    # vLLM's attention uses tiles before the kernel was asked for them: SIGILL.
+                    module.cpu._init_amx()  # noqa: SLF001
 
             spec.loader.exec_module = marked  # type: ignore[method-assign]
         return spec

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use tload::{CacheMode, Checkpoint, LoadOptions, Location, OpenOptions, Report, Result};
+use tload::{
+    CacheMode, Checkpoint, LoadOptions, Location, OpenOptions, Report, Result, TensorStream,
+};
 
 /// Memory of the load: enough for some fifty requests in flight.
 const MEMORY_BYTES: u64 = 512 << 20;
@@ -19,6 +21,13 @@ pub(crate) struct Progress {
     pub(crate) stop: AtomicBool,
     /// Bytes that have arrived.
     pub(crate) bytes: AtomicU64,
+}
+
+impl Progress {
+    fn count(&self, stream: &TensorStream) {
+        let read = stream.progress().bytes_read;
+        self.bytes.store(read, Ordering::Relaxed);
+    }
 }
 
 /// Reads the checkpoint until its end, or until it has to stop.
@@ -42,8 +51,9 @@ pub(crate) fn read(
             Poll::Ready(None) => break,
             Poll::Ready(Some(tensor)) => drop(tensor?),
         }
-        let read = stream.progress().bytes_read;
-        progress.bytes.store(read, Ordering::Relaxed);
+        progress.count(&stream);
     }
+    // What is on its way when a load is cancelled arrives, and is cached.
+    progress.count(&stream);
     Ok(stream.report())
 }

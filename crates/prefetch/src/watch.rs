@@ -141,12 +141,12 @@ fn events() -> [bool; 2] {
 
 /// Says what was read, and where to.
 fn told(location: &Location, bytes: u64, report: Option<&Report>) -> String {
-    let (arrived, cached) = report.map_or((bytes, 0), |it| (it.remote_bytes, it.cached_bytes));
     if location.as_path().is_some() {
         let bytes = format_bytes(bytes);
         return format!("read {bytes} of {location} ahead into the page cache");
     }
-    let arrived = format_bytes(arrived);
+    let cached = report.map_or(0, |report| report.cached_bytes);
+    let arrived = format_bytes(bytes.saturating_sub(cached));
     let had = if cached == 0 {
         String::new()
     } else {
