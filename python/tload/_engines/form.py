@@ -54,10 +54,14 @@ def digest(form: Form) -> str:
 
 
 def difference(before: Form, after: Form) -> str | None:
-    """Return the name of a fact that differs."""
+    """Return the name of a fact that differs.
+
+    A new container that is empty is no difference: loaders make some for themselves, and empty them.
+    """
     if before == after:
         return None
-    return next((name for name in (*before, *after) if before.get(name, ...) != after.get(name, ...)), None)
+    changed = (name for name in (*before, *after) if before.get(name, ...) != after.get(name, ...))
+    return next((name for name in changed if name in before or not _is_empty(after[name])), None)
 
 
 def _facts(model: torch.nn.Module) -> Iterator[tuple[str, object]]:
@@ -105,6 +109,10 @@ def _attribute(name: str, value: Any) -> Iterator[tuple[str, object]]:
             yield f"{name}:of", type(owner)
     else:
         yield name, type(value)
+
+
+def _is_empty(fact: object) -> bool:
+    return isinstance(fact, tuple) and (not fact or (fact[-1] == 0 and isinstance(fact[0], str)))
 
 
 def _strided(tensor: torch.Tensor) -> bool:
