@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn rewritten_region_is_charged_for_what_is_left() {
-        let pool = Pool::new(1 << 20, std::sync::Arc::default());
+        let pool = Pool::new(1 << 20, Arc::default());
         let mut writer = pool.try_region(40_000, 1).expect("maps").expect("fits");
         let len = 10 * 4096;
         let filled = writer.carve(len).fill_from(&vec![7; len]);

@@ -6,6 +6,7 @@ use tload_convert::Conversions;
 use super::destinations::{Destination, Destinations};
 use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, Result};
+use crate::format::Dtype;
 use crate::options::LoadOptions;
 use crate::tensor::TensorInfo;
 
@@ -60,6 +61,6 @@ pub(super) fn into_targets(options: &LoadOptions) -> Error {
 }
 
 fn shown(options: &LoadOptions) -> String {
-    let name = options.dtype.map_or("", |dtype| dtype.name());
+    let name = options.dtype.map_or("", Dtype::name);
     format!("‹dtype={}›", name.to_ascii_lowercase())
 }
