@@ -129,7 +129,7 @@ fn loads_convert_to_a_dtype() {
     );
 
     let output = run(["load", location, "--dtype", "int8"]);
-    let message = "--dtype is \"int8\"; it can be bf16, f16, f32, f64";
+    let message = "invalid value 'int8' for '--dtype <DTYPE>': it can be bf16, f16, f32, f64";
     assert!(stderr(&output).contains(message), "{}", stderr(&output));
 }
 

@@ -179,8 +179,8 @@ pub struct LoadOptions {
     pub lanes: Option<usize>,
     /// Most bytes that the load may hold and the caller has not received yet. Default: max(512 MiB,
     /// largest tensor + max(a quarter of it, the most bytes in flight)); those are 1.25 GiB for
-    /// object stores, unless [`Self::depth`] or [`Self::in_flight_bytes`] is given. In a cgroup with
-    /// little memory less: half of what it leaves, or the minimum that the load needs.
+    /// object stores, unless [`Self::depth`] or [`Self::in_flight_bytes`] is given. In a cgroup
+    /// with little memory less: half of what it leaves, or the minimum that the load needs.
     pub memory_limit: Option<u64>,
     /// Most bytes of each GPU that the load may hold and the caller has not received yet. Default:
     /// as for `memory_limit`, or eight regions if they are larger (see `region_bytes`), and at most
