@@ -570,3 +570,30 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
         web.files["a.safetensors"] = web.files["a.safetensors"][:-1] + b"!"
         _, said = process.communicate("\n", timeout=300)
     assert process.returncode == 0, said
+
+
+def test_reader_reads_objects_into_buffers(s3: S3, url: str) -> None:
+    names = [*LAYERS][::3]
+    with tload.open(url, store=s3.store) as checkpoint, checkpoint.reader() as reader:
+        buffers = {name: bytearray(len(LAYERS[name].raw)) for name in names}
+        reader.read_into(buffers)
+        assert buffers == {name: LAYERS[name].raw for name in names}
+        row = bytearray(4 * 5)
+        reader.read_into({("layer.4.weight", 7): row})
+        assert row == LAYERS["layer.4.weight"].raw[7 * 20 : 8 * 20]
+
+
+def test_reads_of_a_stalled_object_are_cancelled_at_once(stalling: Web) -> None:
+    url = f"{stalling.url}/a.safetensors"
+    with tload.open(url) as checkpoint, checkpoint.reader() as reader:
+        buffer = bytearray(4 * MIB)
+        reading = reader.submit({"t15": buffer})
+        stalling.wait_until_stalled("/a.safetensors")
+        started = time.monotonic()
+        reading.cancel()
+        # The store would wait for 30 s.
+        assert time.monotonic() - started < 10
+        buffer.clear()
+        first = bytearray(4 * MIB)
+        reader.read_into({"t0": first})
+        assert first == tile(0, 4 * MIB)

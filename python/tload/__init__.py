@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tload._checkpoint.checkpoint import Checkpoint
 from tload._checkpoint.opening import open, open_async  # noqa: A004
+from tload._checkpoint.reader import Reader, Reading
 from tload._errors import (
     CancelledError,
     ChangedError,
@@ -103,6 +104,8 @@ __all__ = [
     "PhaseReport",
     "PlannedFile",
     "Progress",
+    "Reader",
+    "Reading",
     "RemoteError",
     "Report",
     "Shard",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, NoReturn, Protocol, final, overload
+from typing import Any, NoReturn, Protocol, Self, final, overload
 
 from typing_extensions import CapsuleType
 
@@ -248,6 +248,24 @@ class Checkpoint:
 
     def read(self, name: str, index: Any, options: Options) -> Tensor: ...
     def require_files(self, options: Options) -> None: ...
+
+@final
+class Reader:
+    """Reads single tensors of a checkpoint into buffers."""
+
+    def __new__(cls, checkpoint: Checkpoint, options: Options) -> Self: ...
+    def submit(self, requests: Sequence[tuple[str, Any, Any]]) -> Reading:
+        """Begin to read: name of a tensor, index of the part to read or `None`, and buffer."""
+
+@final
+class Reading:
+    """Reads that have begun."""
+
+    def wait(self) -> None:
+        """Wait until all bytes are there."""
+
+    def cancel(self) -> None:
+        """Cancel the reads, and wait for the last one to end."""
 
 class _Transport(Protocol):
     """Called by a load whose nodes share, on threads of its own: one that sends and one that

@@ -55,6 +55,7 @@ mod groups;
 mod load;
 mod options;
 mod probe;
+mod reads;
 mod sink;
 mod tensor;
 
@@ -133,6 +134,7 @@ pub use options::{Device, EngineChoice, LoadOptions, OnPeerLoss, Share};
 #[doc(inline)]
 pub use plan::{Selection, Sharded, Sharding};
 pub use ranks::{Group, LocalGroup};
+pub use reads::{ReadRequest, Reader, Reading};
 pub use report::Report;
 pub use sink::DeviceMemory;
 #[doc(inline)]

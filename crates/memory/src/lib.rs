@@ -21,6 +21,8 @@ mod miri_alloc;
 mod pool;
 mod prefixes;
 mod published;
+#[doc(hidden)]
+pub mod read_extents;
 mod region;
 mod shared;
 mod slab;

@@ -7,10 +7,12 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::boxes::TargetBox;
+use crate::lease::{Lease, Owner};
 
 /// Owner that keeps the caller's memory alive.
 pub type KeepAlive = Arc<dyn Any + Send + Sync>;
@@ -159,6 +161,44 @@ impl Target {
             Place::Boxes(boxes, _) => boxes.first().map_or(0, TargetBox::address),
             Place::Cuda { address, .. } => *address,
         }
+    }
+
+    /// Returns whether the target is one piece of host memory.
+    #[inline]
+    pub fn is_host(&self) -> bool {
+        matches!(self.place, Place::Host(_))
+    }
+
+    /// Leases bytes of the target, which an engine then fills in place. The lease keeps the owner.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else may use these bytes while the lease lives, and they must be initialised: an
+    /// engine may show them before it has written to them.
+    ///
+    /// # Panics
+    ///
+    /// Unless the target [is host memory](Self::is_host) and has the bytes.
+    #[expect(
+        clippy::panic,
+        reason = "documented; readers check their targets first"
+    )]
+    pub unsafe fn lease(&self, range: Range<usize>) -> Lease {
+        let Place::Host(start) = self.place else {
+            panic!("only one piece of host memory can be leased");
+        };
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "a window leaves its target"
+        );
+        // SAFETY: inside the target, asserted above.
+        let start = unsafe { start.add(range.start) };
+        let owner = Owner::Target {
+            _target: Box::new(self.clone()),
+        };
+        // SAFETY: `host`'s caller promised memory that is valid for writes, which the owner in this
+        // clone keeps; this function's caller, that nothing else uses these bytes meanwhile.
+        unsafe { Lease::new(start, range.len(), owner) }
     }
 
     /// Writes `bytes` at `offset`, into host memory.

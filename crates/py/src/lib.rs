@@ -10,6 +10,7 @@
 //! when it runs.
 
 mod allocator;
+mod buffers;
 mod checkpoint;
 mod configuration;
 mod copy;
@@ -23,6 +24,7 @@ mod loader;
 mod options;
 mod pages;
 mod raised;
+mod reader;
 mod readiness;
 mod sharding;
 mod speed;
@@ -57,6 +59,7 @@ mod _tload {
             check_options, format_bytes, option_from_variable, parse_bytes, seconds, verify_mode,
         },
         pages::{report_fragment, report_page, verified_fragment},
+        reader::{Reader, Reading},
         sharding::Sharding,
         speed::{RecentSpeed, rate_as_text},
         store::{check_store, parse_store_option, store_secrets},

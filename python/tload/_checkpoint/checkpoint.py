@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from tload._checkpoint.reader import Reader
+    from tload._options.load_options import Options
     from tload._sources.origin import Origin
     from tload.typing import Index, Location
 
@@ -160,6 +162,25 @@ class Checkpoint(Opened, Mapping[str, TensorInfo]):
         from tload._load import read_one
 
         return read_one.read(self, name, index, framework, device)
+
+    def reader(self, options: Options | None = None) -> Reader:
+        """Return a reader of single tensors into memory of the caller, to be used again and again.
+
+        Args:
+            options: `engine`, `cache`, `depth`, `extent_bytes`, `memory_limit` (of staging memory),
+                `retries`, `hedge` and `timeout` (of opening the files) count. Default: those of the
+                environment.
+
+        Returns:
+            The reader, which keeps the files open on its own.
+
+        Raises:
+            InvalidRequestError: The checkpoint is closed; or `cache="map"`, or `verify`, is set.
+            IoError, ChangedError, RemoteError, LoadTimeoutError: While opening the files.
+        """
+        from tload._checkpoint.reader import Reader
+
+        return Reader(self, options)
 
     def close(self) -> None:
         """Close the files. Running streams keep them open until they end."""

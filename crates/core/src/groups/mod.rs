@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicU64;
 pub(crate) use self::leader::{LeaderGroup, Regions, Shares, is_shown};
 pub(crate) use self::limits::Limits;
 pub(crate) use self::nodes::{NodeGroup, NodeShares};
-pub(crate) use self::opening::{WantedShard, open};
+pub(crate) use self::opening::{Opened, WantedShard, open};
 use crate::engine::{Engine, OpenedEngine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::check::Blame;

@@ -49,10 +49,11 @@ pub(super) struct OpenedGroup {
 }
 
 /// Opened groups of the shards of a load.
+#[derive(Debug)]
 pub(crate) struct Opened {
-    pub(super) groups: Vec<Arc<dyn StorageGroup>>,
+    pub(crate) groups: Vec<Arc<dyn StorageGroup>>,
     /// By shard, in the order given.
-    pub(super) members: Vec<Member>,
+    pub(crate) members: Vec<Member>,
 }
 
 /// Opens `shards` according to `options`. With `is_alone`, no other rank arranges the same bytes,

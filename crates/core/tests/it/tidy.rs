@@ -68,7 +68,7 @@ const RANKS: [&[&str]; 14] = [
     &["load::prepare", "load::stream", "load::unified"],
     &["load::outputs"],
     &["load"],
-    &["custom_store", "load::read_one", "probe"],
+    &["custom_store", "load::read_one", "probe", "reads"],
 ];
 
 /// Files that re-export items of the modules for users.

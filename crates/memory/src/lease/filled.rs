@@ -164,7 +164,7 @@ impl Filled {
 
     fn slot_len(&self) -> usize {
         match &self.lease.owner {
-            Owner::Region { .. } => self.lease.len,
+            Owner::Region { .. } | Owner::Target { .. } => self.lease.len,
             Owner::Slot(slot) => slot.len(),
         }
     }
@@ -195,7 +195,7 @@ impl Filled {
     pub fn region(&self) -> Option<(&Arc<Region>, usize)> {
         match &self.lease.owner {
             Owner::Region { region, offset } => Some((region, *offset)),
-            Owner::Slot(_) => None,
+            Owner::Slot(_) | Owner::Target { .. } => None,
         }
     }
 }

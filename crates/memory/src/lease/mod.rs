@@ -28,7 +28,7 @@ pub use filling::Filling;
 
 use super::region::Region;
 use super::slab::SlotGuard;
-use super::target::KeepAlive;
+use super::target::{KeepAlive, Target};
 use crate::crc::Polynomial;
 use crate::sync::Arc;
 
@@ -55,6 +55,8 @@ pub(super) enum Owner {
     Region { region: Arc<Region>, offset: usize },
     /// Staging memory, reused after the lease.
     Slot(SlotGuard),
+    /// Memory of the caller, and what keeps it alive.
+    Target { _target: Box<Target> },
 }
 
 // SAFETY: the window is reachable through this lease alone (`Region::carve` and
@@ -140,7 +142,7 @@ impl Lease {
     pub fn is_view(&self) -> bool {
         match &self.owner {
             Owner::Region { region, .. } => region.is_view() && !self.private,
-            Owner::Slot(_) => false,
+            Owner::Slot(_) | Owner::Target { .. } => false,
         }
     }
 
@@ -170,7 +172,7 @@ impl Lease {
     pub fn populate(self, needed: usize) -> Result<Filled, (Self, std::io::Error)> {
         assert!(needed <= self.len, "a view leaves its window");
         let Owner::Region { region, offset } = &self.owner else {
-            unreachable!("only views are populated, and slots are none");
+            unreachable!("only views are populated, and other memory is none");
         };
         let (view, start) = region.view().expect("only views are populated");
         let populated = view.populate(start + offset, needed);
@@ -238,7 +240,7 @@ impl Lease {
     #[inline]
     pub fn registration(&self) -> Option<u16> {
         match &self.owner {
-            Owner::Region { .. } => None,
+            Owner::Region { .. } | Owner::Target { .. } => None,
             Owner::Slot(slot) => slot.registration(),
         }
     }

@@ -144,6 +144,11 @@ impl LoadTargets {
         Err(exception(py, &error))
     }
 
+    /// Returns why the first invalid target is one.
+    pub fn reason(&self) -> Option<&str> {
+        self.invalid.first().map(|(_, reason)| reason.as_str())
+    }
+
     /// Returns whether there are invalid targets.
     pub fn has_invalid(&self) -> bool {
         !self.invalid.is_empty()
