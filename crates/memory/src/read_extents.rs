@@ -20,7 +20,7 @@ pub struct Place {
 
 /// Bytes that one job of an engine reads.
 #[derive(Debug)]
-pub struct Extent {
+pub struct ReadExtent {
     /// Number of the request in its call.
     pub request: usize,
     /// Index of the group of sources.
@@ -29,7 +29,7 @@ pub struct Extent {
     pub source: usize,
     /// Bytes of the source that are wanted.
     pub wanted: Range<u64>,
-    /// The same, rounded outwards to the alignment.
+    /// Bytes that are read: those wanted, rounded outwards to the alignment.
     pub window: Range<u64>,
     /// Memory of the request.
     pub target: Target,
@@ -39,7 +39,7 @@ pub struct Extent {
     pub is_in_place: bool,
 }
 
-impl Extent {
+impl ReadExtent {
     /// Returns the length of the window.
     pub fn window_len(&self) -> usize {
         usize_of(self.window.end - self.window.start)
@@ -76,7 +76,7 @@ pub fn split(
     place: &Place,
     target: &Target,
     extent_bytes: u64,
-    extents: &mut Vec<Extent>,
+    extents: &mut Vec<ReadExtent>,
 ) {
     let (alignment, range) = (place.alignment, &place.range);
     let extent_bytes = (extent_bytes / alignment).max(1) * alignment;
@@ -96,7 +96,7 @@ pub fn split(
         }
         let wanted = start..end.min(range.end);
         let window = down(wanted.start)..up(wanted.end);
-        extents.push(Extent {
+        extents.push(ReadExtent {
             request,
             group: place.group,
             source: place.source,
@@ -116,8 +116,9 @@ mod tests {
 
     use super::*;
 
+    #[derive(Clone)]
     #[repr(align(4096))]
-    struct Pages([u8; 40_960]);
+    struct Pages([u8; 4096]);
 
     /// Splits a read of `range` into memory that begins `shift` bytes after a page.
     fn split_at(
@@ -125,9 +126,10 @@ mod tests {
         range: Range<u64>,
         alignment: u64,
     ) -> Vec<(Range<u64>, Range<u64>, bool)> {
-        let mut pages = Box::new(Pages([0; 40_960]));
+        let mut pages = vec![Pages([0; 4096]); 10];
         let len = usize_of(range.end - range.start);
-        let start = NonNull::from(&mut pages.0[shift..][..len]).cast();
+        assert!(shift + len <= pages.len() * 4096);
+        let start = NonNull::from(&mut pages[shift / 4096].0[shift % 4096]).cast();
         #[expect(unsafe_code, reason = "nothing is written there")]
         // SAFETY: nothing is written there.
         let target = unsafe { Target::host(start, len, None) };

@@ -90,10 +90,9 @@ impl Prepared {
         let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = wanted.into_iter().unzip();
         let layouts = table.layouts(options, staged);
         refuse_too_many_reads(&wanted, &layouts)?;
-        let alignment = options.trial.align;
         let need = RegionNeed {
             region_bytes: options.region_bytes.or(options.trial.regions),
-            alignment: alignment.and_then(|bytes| usize::try_from(bytes).ok()),
+            alignment: (options.trial.align).and_then(|bytes| usize::try_from(bytes).ok()),
             limit: options.device_memory_limit,
             budget: if table.is_received() {
                 RANK_MEMORY_LIMIT

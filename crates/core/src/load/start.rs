@@ -173,9 +173,7 @@ impl Loader {
         };
         warn_once(&opened, &outputs.slabs);
         handover.set_engine(opened);
-        let mut stream = TensorStream::new(handover, threads);
-        stream.set_allocator(allocator);
-        Ok(stream)
+        Ok(TensorStream::new(handover, threads).with_allocator(allocator))
     }
 
     /// Joins the other ranks, opens the sources and plans the reads.

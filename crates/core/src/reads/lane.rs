@@ -12,7 +12,7 @@ use super::reading::{Reading, Stop};
 use crate::engine::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::groups::Opened;
-use crate::memory::read_extents::Extent;
+use crate::memory::read_extents::ReadExtent;
 use crate::memory::{Lease, Slab, Staging, StagingNeed};
 use crate::options::{LoadOptions, format_bytes};
 use crate::sync::cancel::CancelFlag;
@@ -57,7 +57,7 @@ struct Memory {
 
 /// Extents of one call, in the order in which they are read.
 struct Call {
-    extents: Vec<Extent>,
+    extents: Vec<ReadExtent>,
     /// Name of the tensor of each request.
     names: Vec<Option<String>>,
     stop: Arc<Stop>,
@@ -102,7 +102,7 @@ impl Lanes {
     /// Queues a call, and starts a lane for it if all are busy.
     pub(super) fn submit(
         &self,
-        extents: Vec<Extent>,
+        extents: Vec<ReadExtent>,
         names: Vec<Option<String>>,
     ) -> Result<Reading> {
         let (outcome, answer) = bounded(1);
@@ -269,7 +269,7 @@ impl Lane {
     }
 
     /// Submits the read of an extent. Returns whether there was room for it.
-    fn begin(&mut self, number: usize, extent: &Extent) -> Result<bool> {
+    fn begin(&mut self, number: usize, extent: &ReadExtent) -> Result<bool> {
         let engine = self.engine(extent.group)?;
         if engine.in_flight() >= engine.depth() {
             return Ok(false);
@@ -301,7 +301,7 @@ impl Lane {
     }
 
     /// Returns the window of an extent; none while all staging memory is in use.
-    fn lease(&self, extent: &Extent) -> Result<Option<Lease>> {
+    fn lease(&self, extent: &ReadExtent) -> Result<Option<Lease>> {
         if extent.is_in_place {
             let start = extent.target_offset;
             let range = start..start + extent.wanted_len();
@@ -343,7 +343,7 @@ impl Lane {
 }
 
 /// Moves the bytes of an extent to the caller, unless they are there.
-fn finish(extent: &Extent, done: Done) -> Result<()> {
+fn finish(extent: &ReadExtent, done: Done) -> Result<()> {
     let filled = done.result?;
     if !extent.is_in_place {
         let bytes = &filled.bytes()[extent.skipped()..][..extent.wanted_len()];

@@ -8,8 +8,8 @@
 //!
 //! A load plans once for many tensors; a [`Reader`] keeps files, engines and threads, and plans
 //! nothing. `read_extents` of `tload-memory` splits a read (pure), `lane` is the thread that serves
-//! one call at a time, [`Reading`] is what the caller waits for. The memory of a call belongs to its
-//! lane from submission until the call has ended: nothing writes to it afterwards.
+//! one call at a time, [`Reading`] is what the caller waits for. The memory of a call belongs to
+//! its lane from submission until the call has ended: nothing writes to it afterwards.
 
 mod lane;
 mod reading;
@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::groups::{self, Opened, WantedShard};
 use crate::load::Checkpoint;
 use crate::memory::Target;
-use crate::memory::read_extents::{self, Extent, Place};
+use crate::memory::read_extents::{self, Place, ReadExtent};
 use crate::options::{CacheMode, LoadOptions};
 use crate::plan::{Selection, Slice};
 use crate::storage::ReadFile;
@@ -308,7 +308,7 @@ impl Opened {
     }
 
     /// Checks that the sources of `extents` are unchanged since the checkpoint was opened.
-    fn verify_unchanged(&self, extents: &[Extent]) -> Result<()> {
+    fn verify_unchanged(&self, extents: &[ReadExtent]) -> Result<()> {
         let mut sources: Vec<_> = extents.iter().map(|it| (it.group, it.source)).collect();
         sources.dedup();
         sources.sort_unstable();

@@ -128,7 +128,7 @@ fn slices_are_converted_alone() {
     let whole = load(&folder.path().join("m.safetensors"), LoadOptions::default());
     let (rows, columns) = (Indices::from(7..99), Indices::from(1..500));
     for (slice, kept) in [
-        (Slice::new([rows.clone()]), 0..700),
+        (Slice::new([rows]), 0..700),
         (Slice::new([rows, columns]), 1..500),
     ] {
         for to in TARGETS {

@@ -125,8 +125,9 @@ impl TensorStream {
     }
 
     /// Sets the caller's allocator, if it provides the load's device memory.
-    pub(crate) fn set_allocator(&mut self, allocator_bridge: Option<AllocatorBridge>) {
+    pub(crate) fn with_allocator(mut self, allocator_bridge: Option<AllocatorBridge>) -> Self {
         self.allocator_bridge = allocator_bridge;
+        self
     }
 
     /// Allocates regions from the caller's allocator as far as the budgets allow. A failure ends

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::environment::Environment;
+use crate::error::ErrorKind;
 use crate::options::Location;
 
 fn built(
