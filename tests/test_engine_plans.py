@@ -279,10 +279,14 @@ def test_few_plans_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture, mo
 def test_plans_are_in_the_directory_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TLOAD_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert planned.folder("/m", None) == tmp_path / "x" / "tload" / "plans"
+    assert planned.folder("/m", None, "on") == tmp_path / "x" / "tload" / "plans"
+    # Recording takes time, and nothing says that this directory lasts.
+    assert planned.folder("/m", None, "auto") is None
     monkeypatch.setenv("TLOAD_CACHE_DIR", str(tmp_path / "c"))
-    assert planned.folder("/m", None) == tmp_path / "c" / "plans"
-    assert planned.folder("/m", {"cache_dir": tmp_path / "d"}) == tmp_path / "d" / "plans"
+    for plan in ("on", "auto"):
+        assert planned.folder("/m", None, plan) == tmp_path / "c" / "plans"
+        assert planned.folder("/m", {"cache_dir": tmp_path / "d"}, plan) == tmp_path / "d" / "plans"
+    assert planned.folder("/m", None, "off") is None
 
 
 def test_models_on_other_devices_need_the_setting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -78,10 +78,10 @@ def test_plans_load_what_vllm_loads(
     folder = vllm_forms.write(form, tmp_path / "model")
     wanted = digest(Model(folder, {"plan": "off"}).model)
     assert not said
-    assert digest(Model(folder, {}).model) == wanted
+    assert digest(Model(folder, {"plan": "on"}).model) == wanted
     [line] = said
     assert "recorded a load plan" in line
-    assert digest(Model(folder, {}).model) == wanted
+    assert digest(Model(folder, {"plan": "on"}).model) == wanted
     assert "by a load plan in" in said[1]
     assert len(said) == 2
 
@@ -128,6 +128,7 @@ def _rank(rank: int, port: int, folders: dict[str, str], results: Path) -> None:
             first = False
             parallel_state.initialize_model_parallel(2, 1, backend="gloo")
         lines.clear()
-        models = [digest(Model(Path(folders[form]), extra, **fields).model) for extra in ({"plan": "off"}, {}, {})]
+        plans = [{"plan": plan} for plan in ("off", "on", "on")]
+        models = [digest(Model(Path(folders[form]), extra, **fields).model) for extra in plans]
         made.append([*models, [*lines]])
     results.write_text(json.dumps(made))

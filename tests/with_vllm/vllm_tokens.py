@@ -197,7 +197,7 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
         Case("Mixtral, folder, `tload`", ours(mixtral), "Mixtral, folder, `auto`"),
     ]
     for name, folder_ in (("Llama", llama), ("Mixtral", mixtral)):
-        arguments, reference = {"model": folder_, "load_format": "tload"}, f"{name}, folder, `auto`"
+        arguments, reference = ours(folder_, plan="on"), f"{name}, folder, `auto`"
         listed += [
             Case(f"{name}, first start with a load plan", arguments, reference, plan=RECORDED),
             Case(f"{name}, second start with a load plan", arguments, reference, plan=BY_PLAN),
@@ -266,7 +266,7 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
         ),
     ]
     for name, folder_ in (("Llama", llama), ("Mixtral", mixtral)):
-        arguments, reference = {"model": folder_, "load_format": "tload", **two}, f"{name}, 2 ranks, `auto`"
+        arguments, reference = ours(folder_, plan="on") | two, f"{name}, 2 ranks, `auto`"
         for start_, words in (("first", RECORDED), ("second", BY_PLAN)):
             title = f"{name}, 2 ranks, {start_} start with a load plan"
             listed.append(Case(title, arguments, reference, unbound, ranks=2, plan=words))
@@ -300,12 +300,12 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
         ),
         Case(
             "an expert without one of its tensors",
-            {"model": str(folder / "incomplete"), "load_format": "tload"},
+            ours(str(folder / "incomplete"), plan="on"),
             fails=rf"ValueError: (`.*` leaves 1 parameter of Mixtral.*; no tensor '{re.escape(EXPERT)}'\))$",
         ),
         Case(
             "an expert without one of its tensors, second start with a load plan",
-            {"model": str(folder / "incomplete"), "load_format": "tload"},
+            ours(str(folder / "incomplete"), plan="on"),
             fails=rf"ValueError: (`.*` leaves 1 parameter of Mixtral.*; no tensor '{re.escape(EXPERT)}'\))$",
         ),
         Case(

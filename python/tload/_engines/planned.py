@@ -182,11 +182,19 @@ class Attempt:
         self.logger.info("tload uses no load plan for `%s`: %s", self.shown, reason)
 
 
-def folder(source: Any, store: Mapping[str, Any] | None) -> Path:
-    """Return the directory of plans: in the directory of the cache, or in that of the user."""
+def folder(source: Any, store: Mapping[str, Any] | None, plan: str) -> Path | None:
+    """Return the directory of plans: in the directory of the cache, or in that of the user.
+
+    `None` if the setting `plan` is `"off"`, or if it is `"auto"` and no directory of a cache is given:
+    recording takes time, which a start in a container without a lasting directory would spend in vain.
+    """
+    if plan == "off":
+        return None
     given = dict(store_options.merge(source, store_options.read(store), os.environ))
     if given.get("cache_dir"):
         return Path(given["cache_dir"]) / "plans"
+    if plan == "auto":
+        return None
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "tload" / "plans"  # noqa: PTH117
 

@@ -127,15 +127,19 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
 
     def _attempt(self, weights: Weights, *, first: bool) -> planned.Attempt | None:
         """Return the load by a plan, if these weights are of one source, and tload reads it."""
-        if self._settings.plan == "off" or self._opened is None or self._opened[0] is not weights:
+        if self._opened is None or self._opened[0] is not weights:
             return None
         source, config, load_config = self._opened[1], self._config, self.load_config
+        locations = [shard.location for shard in source.opened.checkpoint.shards]
+        folder = planned.folder(locations, self._settings.store, self._settings.plan)
+        if folder is None:
+            return None
         return planned.Attempt(
             weights=weights,
             source=source,
             about=lambda model: _plan.about(model, config, load_config),
             records=first,
-            folder=planned.folder([shard.location for shard in source.opened.checkpoint.shards], self._settings.store),
+            folder=folder,
             shown=self._shown,
             logger=logger,
         )

@@ -33,7 +33,8 @@ error.
   does not look.
 - `plan`: `"on"`: the first start records which bytes go where, as a load plan in the cache of tload,
   and later ones fill the parameters by it, without vLLM's loader. Starts that no plan fits go
-  through the loader. `"off"`: all do. `"auto"` (the default): `"on"` for models in host memory.
+  through the loader. `"off"`: all do. `"auto"` (the default): `"on"` for models in host memory if
+  `cache_dir` is given.
 - `sharded_state`: `true` if the weights are a sharded state, as `save_sharded_state` writes it: each
   rank reads its own files into its parameters.
 - `pattern`: Pattern of the names of these files, with the fields `{rank}` or `{tp_rank}`,

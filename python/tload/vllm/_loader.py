@@ -177,14 +177,18 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
     ) -> planned.Attempt | None:
         """Return the load by a plan, if all weights are of one source, and tload reads it."""
         own = parts[0].weights
-        if self._settings.plan == "off" or len(parts) > 1 or parts[0].prefix or not isinstance(own, _weights.Weights):
+        if len(parts) > 1 or parts[0].prefix or not isinstance(own, _weights.Weights):
+            return None
+        locations = [shard.location for shard in own.opened.checkpoint.shards]
+        folder = planned.folder(locations, self._settings.store, self._settings.plan)
+        if folder is None:
             return None
         return planned.Attempt(
             weights=weights,
             source=own,
             about=lambda model: _plan.about(model, model_config),
             records=self._watch is not None,
-            folder=planned.folder([shard.location for shard in own.opened.checkpoint.shards], self._settings.store),
+            folder=folder,
             shown=shown,
             logger=logger,
         )

@@ -52,7 +52,8 @@ class Settings:
     missing_weights: MissingWeights = "error"
     """Treatment of parameters that get no weights. `"off"`: nothing looks for them."""
     plan: Literal["auto", "on", "off"] = "auto"
-    """Use of load plans: by default for models in host memory only, where they were measured."""
+    """Use of load plans: by default for models in host memory, where they were measured, and with a
+    directory for the cache."""
     sharded_state: bool = False
     """`True` if the files are a sharded state, not a checkpoint."""
     pattern: str | None = None
