@@ -69,13 +69,13 @@ def test_call_overrides_environment_per_key() -> None:
     assert store_options.resolve("m", None, environment) == [
         ("region", "eu-west-1"),
         ("Anonymous", "yes"),
-        ("sas", " ?a=b&c=d"),
+        ("sas", "?a=b&c=d"),
         ("header.x-a", "b"),
     ]
     store: Store = {"anonymous": False, "headers": {"X-A": "c"}}
     assert store_options.resolve("m", store, environment) == [
         ("region", "eu-west-1"),
-        ("sas", " ?a=b&c=d"),
+        ("sas", "?a=b&c=d"),
         ("anonymous", "false"),
         ("header.X-A", "c"),
     ]

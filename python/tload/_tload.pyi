@@ -20,6 +20,8 @@ __all__ = [
     "FlatBytes",
     "Group",
     "Loader",
+    "Reader",
+    "Reading",
     "RecentSpeed",
     "Sharding",
     "Stream",

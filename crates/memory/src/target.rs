@@ -164,6 +164,7 @@ impl Target {
     }
 
     /// Returns whether the target is one piece of host memory.
+    #[doc(hidden)]
     #[inline]
     pub fn is_host(&self) -> bool {
         matches!(self.place, Place::Host(_))
@@ -179,6 +180,7 @@ impl Target {
     /// # Panics
     ///
     /// Unless the target [is host memory](Self::is_host) and has the bytes.
+    #[doc(hidden)]
     #[expect(
         clippy::panic,
         reason = "documented; readers check their targets first"

@@ -105,7 +105,8 @@ impl StoreOptions {
         Ok(options)
     }
 
-    /// Splits `key=value`, as written on a command line, into key and value. Checks neither.
+    /// Splits `key=value`, as written on a command line, into key and value, without the blanks
+    /// around them. Checks neither.
     ///
     /// # Errors
     ///
@@ -113,7 +114,7 @@ impl StoreOptions {
     pub fn parse(text: &str) -> Result<(String, String)> {
         match text.split_once('=') {
             Some((key, value)) if !key.trim().is_empty() => {
-                Ok((key.trim().to_owned(), value.to_owned()))
+                Ok((key.trim().to_owned(), value.trim_matches(' ').to_owned()))
             }
             // The text is not shown: it may be a secret whose key was forgotten.
             _ => Err(invalid("a store option has no key and no `=`".to_owned())
@@ -459,7 +460,7 @@ mod tests {
     #[test]
     fn command_lines_give_key_and_value() {
         let (key, value) = StoreOptions::parse("sas = ?a=b&c=d").expect("a pair");
-        assert_eq!((&*key, &*value), ("sas", " ?a=b&c=d"));
+        assert_eq!((&*key, &*value), ("sas", "?a=b&c=d"));
         assert!(StoreOptions::parse("=x").is_err());
     }
 

@@ -384,6 +384,7 @@ fn malformed_options_and_urls_show_no_secret() {
         ("secret_access_key", "hunter2\n"),
         ("session_token", "hunter2\r"),
         ("proxy", "user:hunter2@host"),
+        ("proxy", "http://user:hunter2@ho st:1"),
         ("endpoint", "user:hunter2@host"),
         ("header.x", "hunter2\n"),
         ("hunter", "hunter2"),
@@ -418,7 +419,7 @@ fn malformed_options_and_urls_show_no_secret() {
         ("gs://models/m", vec![("service_account", "/none/key.json")]),
         (
             "https://host.invalid/m",
-            vec![("proxy", "http://user:hunter2@ho st:1")],
+            vec![("proxy", "http://user:hunter2@ho^st:1")],
         ),
     ] {
         let mut pairs = pairs;
