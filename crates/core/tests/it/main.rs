@@ -26,6 +26,7 @@ mod pages;
 mod ranks;
 #[cfg(target_os = "linux")]
 mod ranks_of_processes;
+mod reads;
 mod recipes;
 mod requirement;
 #[cfg(target_os = "linux")]
