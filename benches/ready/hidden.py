@@ -102,7 +102,7 @@ def main() -> None:
         delay = statistics.median(row["begin_seconds"] for row in ahead) - statistics.median(
             row["begin_seconds"] for row in plain
         )
-        # What a start this long can hide.
+        # A start this long hides no more.
         most = min(seconds[0], start)
         share = (seconds[0] - seconds[1]) / most
         print(

@@ -53,7 +53,7 @@ pub(crate) fn read(
         }
         progress.count(&stream);
     }
-    // What is on its way when a load is cancelled arrives, and is cached.
+    // Bytes on their way when a load is cancelled still arrive, and are cached.
     progress.count(&stream);
     Ok(stream.report())
 }

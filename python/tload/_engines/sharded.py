@@ -112,7 +112,7 @@ class Pattern:
             hint = "for files of other names, set pattern; for a checkpoint, leave sharded_state out"
             raise advise(NotFoundError, message, hint)
         self._check_ranks(found, shown)
-        # Of all ranks, so that each of them fails.
+        # The files of all ranks are checked, so that each of them fails.
         for numbers in sorted(found):
             before = numbers._replace(part=numbers.part - 1)
             if numbers.part > 0 and before not in found:

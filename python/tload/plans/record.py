@@ -76,7 +76,7 @@ def record(
             tensors = bind(module, plan.places)
 
         def write(written: Plan) -> None:
-            # What is doubtful differs by rank: each reads it alone.
+            # The doubtful tensors differ by rank: each rank reads them alone.
             runs.write(written, tensors, checkpoint, options, group if written is plan else None)
 
         require_replaced(plan, tensors, write)

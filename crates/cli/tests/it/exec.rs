@@ -341,7 +341,7 @@ fn reader_stops_when_the_load_begins_which_goes_on_where_it_was() {
     lab.server.fault(Rule::always(drip).on(Operation::Get));
     let directory = lab.path("cache");
     let directory = directory.to_str().unwrap();
-    // What `exec` runs: waits until something has been cached, and loads.
+    // The command under `exec` waits until something has been cached, and loads.
     let load = lab.command(&["load", "s3://bucket/model", "--json"]);
     let file = lab.path("loads");
     let quoted = |word: &OsStr| format!("'{}'", word.to_str().unwrap());

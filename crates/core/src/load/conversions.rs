@@ -11,7 +11,7 @@ use crate::options::LoadOptions;
 use crate::tensor::TensorInfo;
 
 /// Returns the conversions of the tensors of a load: of those in host memory that it allocates.
-/// What the leader of a node reads is for ranks that convert it themselves.
+/// The leader of a node reads for ranks that convert by themselves.
 ///
 /// # Errors
 ///

@@ -150,7 +150,7 @@ impl Lanes {
                 let Call {
                     extents, outcome, ..
                 } = call;
-                // What the caller lent is returned before it is told.
+                // Memory of the caller is returned before the caller is told.
                 drop(extents);
                 counts.lock().calls -= 1;
                 let _ = outcome.send(result);

@@ -55,7 +55,7 @@ impl TargetBox {
             return;
         };
         let steps = steps_in(dim, offset, span(inner, self.run), window.clone());
-        // Of the innermost dimension, all steps are one copy, but for those that a read cuts.
+        // All steps of the innermost dimension are one copy, but for those that a read cuts.
         let mut whole = steps.end..steps.end;
         if inner.is_empty() {
             let is_whole = |index: &usize| {
