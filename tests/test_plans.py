@@ -313,7 +313,7 @@ def test_casts_of_the_core_are_those_of_torch(tmp_path: Path, monkeypatch: pytes
 
     def values(one: torch.dtype, other: torch.dtype) -> torch.Tensor:
         made = torch.randn(37, 48, dtype=torch.float64) * torch.logspace(-9, 2, 48, dtype=torch.float64)
-        # What is out of the range of a dtype may be NaN, of which there are several.
+        # Values out of the range of a dtype may become NaN, of which there are several.
         made.clamp_(-400, 400)
         made[0, :4] = torch.tensor([0.0, -0.0, 1e-45, -(2.0**-16)])
         if not short & {one, other}:

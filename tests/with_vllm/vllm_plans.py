@@ -44,7 +44,7 @@ class Model(Served):
         with self.within(), set_default_torch_dtype(self.config.model_config.dtype):
             self.model = initialize_model(vllm_config=self.config)
             for parameter in self.model.parameters():
-                # What the load leaves alone is the same in every model.
+                # Memory that no load writes to is the same in every model.
                 parameter.data.copy_(torch.ones_like(parameter, dtype=torch.float32).to(parameter.dtype))
             get_model_loader(self.config.load_config).load_weights(self.model, self.config.model_config)
 
