@@ -29,10 +29,10 @@ use signal_hook::iterator::{Handle, Signals};
 use tload::{Canceller, Error, ErrorKind, Result};
 
 use crate::exit;
-use crate::host::System;
 use crate::output::answer::Answer;
 use crate::output::error;
 use crate::output::failure::Failure;
+use tload_doctor::host::System;
 
 /// Time limit for removing temporary files in place of the command. Removing GiB of a benchmark
 /// takes less (2026-11).
@@ -430,7 +430,10 @@ mod tests {
     fn ignored_signals_stay_ignored() {
         let heeded = |mask: &str| {
             let status = format!("SigIgn:\t{mask}\n");
-            let (_folder, system) = crate::host::testing::system(&[("proc/self/status", &status)]);
+            let folder = tempfile::tempdir().unwrap();
+            fs::create_dir_all(folder.path().join("proc/self")).unwrap();
+            fs::write(folder.path().join("proc/self/status"), &status).unwrap();
+            let system = System::at(folder.path());
             heeded(&system)
         };
         assert_eq!(heeded("0000000000000000"), [SIGHUP, SIGINT, SIGTERM]);

@@ -15,10 +15,8 @@ mod command;
 mod configuration;
 mod deadline;
 mod digest;
-mod doctor;
 mod exit;
 mod export;
-mod host;
 mod interrupt;
 mod options;
 mod output;
@@ -28,10 +26,10 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, BufWriter, Write};
 
 use anstream::AutoStream;
+use tload_doctor::host::System;
+use tload_doctor::host::limits::Limits;
 
 use crate::args::{Args, CacheCommand, Command, Refusal};
-use crate::host::System;
-use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 use crate::output::answer::Answer;
 use crate::output::verbosity;

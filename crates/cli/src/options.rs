@@ -13,6 +13,7 @@ use tload::{
     StoreOptions,
 };
 use tload_config::Config;
+use tload_doctor::Arguments;
 use tload_serve::{ServeOptions, TlsFiles};
 use tload_synth::Preset;
 
@@ -105,17 +106,22 @@ pub(crate) fn within(timeout: Option<Duration>, mut store: StoreOptions) -> Resu
     Ok(store)
 }
 
+/// Returns the arguments that `doctor` judges.
+pub(crate) fn arguments(args: &OpenArgs) -> Arguments {
+    let own = args.store.of_cache();
+    Arguments {
+        store: args.store.store.clone(),
+        environment: args.store.environment.clone(),
+        own: own.map(|(key, value)| (key, value.clone())).collect(),
+        follow_symlinks: args.follow_symlinks,
+    }
+}
+
 /// Returns the options for opening a checkpoint, with `store` for object stores.
 pub(crate) fn opening(store: StoreOptions, args: &OpenArgs) -> OpenOptions {
     let mut options = OpenOptions::from(store);
     options.follow_symlinks = args.follow_symlinks;
     options
-}
-
-/// Returns whether options of `--store` or `TLOAD_STORE` set `key`.
-pub(crate) fn pairs_have(options: &[OsString], key: &str) -> bool {
-    let mut pairs = options.iter().filter_map(|option| pair(option).ok());
-    pairs.any(|(name, _)| name.eq_ignore_ascii_case(key))
 }
 
 fn pair(option: &OsStr) -> Result<(String, String)> {

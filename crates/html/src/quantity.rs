@@ -1,43 +1,13 @@
-//! Numbers with units, as the command prints them.
+//! Numbers with units, dates and values of JSON, as pages show them.
 
 use serde_json::Value;
 use tload_base::options::format_bytes;
 pub(crate) use tload_base::options::format_rate;
-
-/// Converts a count for division. Exact up to 2^53, which is 8 PiB.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "rates and ratios need no more than 53 bits"
-)]
-pub(crate) fn float(count: u64) -> f64 {
-    count as f64
-}
+pub(crate) use tload_quantity::{float, format_count, format_seconds};
 
 /// Formats a requested size: `4 MiB` instead of `4.0 MiB`, because most requested sizes are round.
 pub(crate) fn short_bytes(bytes: u64) -> String {
     format_bytes(bytes).replace(".0 ", " ")
-}
-
-/// Formats seconds: `"12.30 s"`, `"45.6 ms"` or `"789 µs"`; `"0"` for none.
-pub(crate) fn format_seconds(seconds: f64) -> String {
-    if seconds >= 1.0 {
-        format!("{seconds:.2} s")
-    } else if seconds >= 1e-3 {
-        format!("{:.1} ms", seconds * 1e3)
-    } else if seconds > 0.0 {
-        format!("{:.0} µs", seconds * 1e6)
-    } else {
-        "0".to_owned()
-    }
-}
-
-/// Formats a count: `"1 shard"`, `"2 shards"`.
-pub(crate) fn format_count(count: u64, noun: &str) -> String {
-    if count == 1 {
-        format!("1 {noun}")
-    } else {
-        format!("{count} {noun}s")
-    }
 }
 
 /// Formats a time as the date and time of day in UTC: `2027-01-15 08:00:00 UTC`.

@@ -122,3 +122,26 @@ fn variable_of(error: &clap::Error, command: &clap::Command) -> Option<OsString>
     };
     found.map(|(_, variable)| variable.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tload_config::flag;
+
+    use crate::args::Args;
+
+    #[test]
+    fn flags_with_values_are_accepted() {
+        for (option, value) in [
+            ("cache", "auto"),
+            ("device", "cpu"),
+            ("engine", "pread"),
+            ("verify", "require"),
+        ] {
+            let shown = flag(option, Some(value));
+            let arguments = ["tload", "load"].into_iter().chain(shown.split(' '));
+            let args = Args::try_parse_from(arguments.chain(["location"]));
+            assert!(args.is_ok(), "{shown}");
+        }
+    }
+}

@@ -18,9 +18,9 @@ use super::peers::Peers;
 use super::usage::{Meter, Usage};
 use super::warnings::Warning;
 use super::{Cell, Configuration, Contender, Measurement, Mode, Runner};
-use crate::host::{System, memory};
 use crate::interrupt::Interrupt;
-use crate::output::quantity::{gibibytes, rate};
+use tload_doctor::host::{System, memory};
+use tload_quantity::{gibibytes, rate};
 
 /// Memory that a streaming run may use: more than the core's default budget.
 const STREAM_BYTES: u64 = 1 << 30;

@@ -13,7 +13,7 @@ use super::{Cell, Measurement, Mode};
 use crate::args::BenchArgs;
 use crate::interrupt::{Interrupt, Temporary};
 use crate::output::error::file as file_error;
-use crate::output::quantity::{gibibytes, rate};
+use tload_quantity::{gibibytes, rate};
 
 /// Loaders to compare with, and the checkpoint that they load.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use tload_against::{PEERS, Python};
 
 use super::Spread;
 use super::{Cell, Contender, Measurement, Plan};
-use crate::host::record::HostRecord;
-use crate::output::quantity::rate;
+use tload_doctor::host::record::HostRecord;
+use tload_quantity::rate;
 
 /// Schema of the JSON export. Increases when a key changes its meaning.
 const SCHEMA: u32 = 1;

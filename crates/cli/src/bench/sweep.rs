@@ -5,7 +5,7 @@ use std::fmt;
 use super::Spread;
 use super::results::{CellResults, Results};
 use super::{Contender, table};
-use crate::output::quantity::format_count;
+use tload_quantity::format_count;
 
 /// Comparison of the defaults with the best cell of the same mode, state of the page cache and
 /// engine.

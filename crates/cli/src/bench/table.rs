@@ -7,9 +7,9 @@ use tload::internal::format_bytes;
 
 use super::results::{CellResults, CheckpointRecord, Results, Summary};
 use super::{CacheState, Contender, Mode, disk_runner};
-use crate::host::record::HostRecord;
-use crate::output::quantity::{format_count, format_seconds};
 use crate::output::table::Align;
+use tload_doctor::host::record::HostRecord;
+use tload_quantity::{format_count, format_seconds};
 
 pub(crate) const HEADER: [(&str, Align); 11] = [
     ("mode", Align::Left),

@@ -10,11 +10,11 @@ use super::place::Place;
 use super::results::{CheckpointRecord, SyntheticRecord};
 use super::warnings::Warning;
 use super::{Gpu, Mode, Plan};
-use crate::host::{System, memory};
 use crate::interrupt::{Interrupt, Temporary};
 use crate::output::error::file as file_error;
 use crate::output::progress::Progress;
 use crate::synth_host::SynthHost;
+use tload_doctor::host::{System, memory};
 
 /// Memory that a load in mode keep needs in addition to the tensors: its budget, page cache and the
 /// process itself.

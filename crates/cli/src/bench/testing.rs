@@ -5,8 +5,8 @@ use tload::{Device, LoadOptions, Result};
 use super::page_cache::{Found, Residency};
 use super::results::{CheckpointRecord, Results, RunRecord, Sample, SyntheticRecord};
 use super::{CacheState, Cell, Configuration, Contender, Measurement, Mode, Plan, Runner};
-use crate::host::record::HostRecord;
-use crate::host::testing::system;
+use tload_doctor::host::System;
+use tload_doctor::host::record::HostRecord;
 
 /// Returns a plan of `cells` cold cells that differ in depth.
 pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
@@ -35,7 +35,8 @@ fn options(index: usize) -> LoadOptions {
 
 /// Returns empty results of `plan`, from a machine without `/proc` and `/sys`.
 pub(crate) fn results(plan: &Plan) -> Results {
-    let (_folder, system) = system(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let system = System::at(folder.path());
     Results::new(
         RunRecord {
             started_unix_seconds: 1_800_000_000,

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::host::System;
+use tload_doctor::host::System;
 
 /// Meter of the usage between [`Meter::start`] and [`Meter::stop`].
 #[derive(Debug)]

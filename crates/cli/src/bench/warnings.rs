@@ -9,7 +9,7 @@ use super::Spread;
 use super::results::{CellResults, Results, Sample};
 use super::table::{short_bytes, unreached_extent};
 use super::{CacheState, Contender};
-use crate::output::quantity::{float, format_seconds, format_share};
+use tload_quantity::{float, format_seconds, format_share};
 
 /// Spread of one contender's samples, relative to the median, above which the device dominates
 /// them.

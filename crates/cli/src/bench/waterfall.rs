@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::Spread;
-use crate::output::quantity::{float, format_seconds};
 use crate::output::table::Align;
+use tload_quantity::{float, format_seconds};
 
 pub(crate) const HEADER: [(&str, Align); 6] = [
     ("phase", Align::Left),

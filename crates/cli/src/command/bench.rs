@@ -19,15 +19,15 @@ use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
 use crate::bench::{Fio, Gpu, Plan, schedule, table, verdict};
 use crate::export::{self, Exports};
-use crate::host::System;
-use crate::host::record::HostRecord;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{is_closed_pipe, standard_output, warn};
 use crate::output::progress::Progress;
-use crate::output::quantity::format_count;
 use crate::output::style;
 use crate::output::table::render;
+use tload_doctor::host::System;
+use tload_doctor::host::record::HostRecord;
+use tload_quantity::format_count;
 
 pub(crate) fn run(
     args: &BenchArgs,

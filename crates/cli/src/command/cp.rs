@@ -14,9 +14,9 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
 use crate::output::progress::Progress;
-use crate::output::quantity::{format_count, format_seconds, rate};
 use crate::output::table::{Align, render};
 use crate::output::verbosity;
+use tload_quantity::{format_count, format_seconds, rate};
 
 pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let source = options::location(&args.source)?;

@@ -16,20 +16,20 @@ use crate::args::DoctorArgs;
 use crate::bench::results::RunRecord;
 use crate::configuration;
 use crate::deadline::{ERROR_GRACE, Watch};
-use crate::doctor::{
-    Change, Finding, Level, Settings, Storage, Urgency, examine, examine_configuration,
-    examine_storage, examine_variables, first, no_answer,
-};
 use crate::export;
-use crate::host::System;
-use crate::host::limits::Limits;
-use crate::host::record::HostRecord;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
-use crate::output::quantity::format_count;
 use crate::output::style;
+use tload_doctor::host::System;
+use tload_doctor::host::limits::Limits;
+use tload_doctor::host::record::HostRecord;
+use tload_doctor::{
+    Change, Finding, Level, Settings, Storage, Urgency, examine, examine_configuration,
+    examine_storage, examine_variables, first, no_answer,
+};
+use tload_quantity::format_count;
 
 /// Longest measurement of a store if the user's timeout is beyond the clock's range.
 const MEASURING_MAX: Duration = Duration::from_secs(3600);
@@ -44,7 +44,8 @@ pub(crate) fn run(
 ) -> Result<()> {
     let config = configuration::current();
     let variable = |name: &str| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned());
-    let settings = Settings::new(config.as_deref().ok(), variable).with_arguments(&args.opening);
+    let opening = options::arguments(&args.opening);
+    let settings = Settings::new(config.as_deref().ok(), variable).with_arguments(&opening);
     let location = args.location.as_deref();
     let location = location.and_then(|text| options::location(text).ok());
     // An error in these options is reported even without a location.
@@ -63,10 +64,9 @@ pub(crate) fn run(
         .and_then(|examined| examined.checkpoint.get());
     let mut findings = examine(&System::real(), limits, &settings, checkpoint);
     let is_set = |name: &str| variable(name).is_some_and(|text| !text.trim().is_empty());
-    let opening = &args.opening;
     findings.push(examine_configuration(
         &config,
-        opening,
+        &opening,
         location.as_ref(),
         is_set,
     ));

@@ -16,11 +16,11 @@ use crate::bench::target::Target;
 use crate::bench::warnings::Warning;
 use crate::bench::{CacheState, Residency, table};
 use crate::export;
-use crate::host::System;
-use crate::host::record::HostRecord;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
+use tload_doctor::host::System;
+use tload_doctor::host::record::HostRecord;
 
 /// Schema of the JSON export. Increases when a key changes its meaning.
 const SCHEMA: u32 = 1;

@@ -31,8 +31,8 @@ pub(crate) use self::ls::Order;
 pub(crate) use self::ranks::rank;
 
 use crate::args::{Args, Command, program};
-use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
+use tload_doctor::host::limits::Limits;
 
 /// Runs the subcommand. `arguments` are as the user wrote them, for the record of a benchmark;
 /// `limits` are those that the command was started with.

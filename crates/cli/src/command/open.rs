@@ -9,7 +9,7 @@ use crate::args::OpenArgs;
 use crate::deadline::{ERROR_GRACE, Watch};
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::quantity::{format_count, format_duration};
+use tload_quantity::{format_count, format_duration};
 
 pub(super) fn open(
     location: &OsStr,

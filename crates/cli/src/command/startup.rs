@@ -17,9 +17,9 @@ use crate::bench::waterfall::{HEADER, PhaseSummary, Step, rows, summaries};
 use crate::bench::{CacheState, Configuration, Mode, Residency};
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::quantity::format_count;
 use crate::output::style;
 use crate::output::table::render;
+use tload_quantity::format_count;
 
 /// Flag of the processes that are measured: when they were started.
 const BEGAN: &str = "--startup-began";

@@ -13,9 +13,9 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::progress::Progress;
-use crate::output::quantity::{format_count, format_duration, rate};
 use crate::output::verbosity;
 use crate::synth_host::SynthHost;
+use tload_quantity::{format_count, format_duration, rate};
 
 pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     require_local(&args.directory)?;

@@ -14,9 +14,9 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
 use crate::output::failure::Outcome;
-use crate::output::flags::flag;
 use crate::output::progress::Progress;
 use crate::output::style;
+use tload_config::flag;
 
 pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     args.write

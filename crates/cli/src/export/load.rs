@@ -14,9 +14,9 @@ use tload_trace::Recorder;
 use super::{create, run, write_text, write_trace};
 use crate::args::LoadArgs;
 use crate::bench::results::RunRecord;
-use crate::host::System;
-use crate::host::record::HostRecord;
 use crate::output::error::chain;
+use tload_doctor::host::System;
+use tload_doctor::host::record::HostRecord;
 
 /// Time between two looks at a load that is sampled.
 const LOOK: Duration = Duration::from_millis(10);

@@ -8,8 +8,8 @@ use super::Format;
 use crate::bench::results::Results;
 use crate::bench::table::{HEADER, describe_checkpoint, describe_host, rows};
 use crate::bench::verdict;
-use crate::output::quantity::format_count;
 use crate::output::table::Align;
+use tload_quantity::format_count;
 
 pub(super) struct Markdown;
 

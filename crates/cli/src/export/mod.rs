@@ -23,7 +23,7 @@ use crate::bench::results::Results;
 use crate::output;
 use crate::output::error::note;
 use crate::output::failure::{Failure, Outcome};
-use crate::output::quantity::format_count;
+use tload_quantity::format_count;
 
 pub(crate) use self::plain::run;
 

@@ -6,8 +6,8 @@ use tload_html::{Bench, Cell, Run, Sample, Settings, Summary};
 use crate::bench::results::{self, CellResults, Results, RunRecord};
 use crate::bench::table::{self, describe_checkpoint, describe_host};
 use crate::bench::{Contender, verdict};
-use crate::host::record::HostRecord;
 use crate::output::table::Align;
+use tload_doctor::host::record::HostRecord;
 
 /// Returns the values of `results`.
 pub(super) fn plain(results: &Results) -> Bench {

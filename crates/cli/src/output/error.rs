@@ -4,10 +4,10 @@ use std::io::{self, Write};
 
 use tload::Error;
 use tload::internal::printable;
+use tload_config::flag;
 /// Returns the error for a failed operation on a file that the command writes.
 pub(crate) use tload_synth::file_error as file;
 
-use super::flags::flag;
 use super::{style, verbosity};
 
 /// `EPIPE`: the reader of standard output is gone.

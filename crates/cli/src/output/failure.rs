@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 use tload::Error;
+use tload_config::flag;
 
 use super::error::chain;
-use super::flags::flag;
 
 /// The fields of an error, under the names that its attributes have in Python.
 #[derive(Debug, Serialize)]

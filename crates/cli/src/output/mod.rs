@@ -4,10 +4,8 @@
 pub(crate) mod answer;
 pub(crate) mod error;
 pub(crate) mod failure;
-pub(crate) mod flags;
 pub(crate) mod json;
 pub(crate) mod progress;
-pub(crate) mod quantity;
 pub(crate) mod style;
 pub(crate) mod table;
 pub(crate) mod verbosity;

@@ -10,8 +10,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use tload::TensorStream;
 use tload::internal::{RecentSpeed, format_bytes, format_left};
 
-use super::quantity::float;
 use super::verbosity;
+use tload_quantity::float;
 
 /// Columns if the terminal does not tell.
 const WIDTH: usize = 80;

@@ -3,7 +3,7 @@
 
 use anstyle::{AnsiColor, Style};
 
-use crate::doctor::Level;
+use tload_doctor::Level;
 
 const GOOD: Style = AnsiColor::Green.on_default();
 const NOTE: Style = AnsiColor::Cyan.on_default();

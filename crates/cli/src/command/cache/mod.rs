@@ -21,8 +21,8 @@ use crate::args::{
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
-use crate::output::quantity::{float, format_age, format_count, format_share};
 use crate::output::table::{Align, render};
+use tload_quantity::{float, format_age, format_count, format_share};
 
 pub(crate) fn run(
     command: &CacheCommand,

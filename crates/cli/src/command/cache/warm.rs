@@ -14,7 +14,7 @@ use crate::args::{CacheWarmArgs, OpenArgs};
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
-use crate::output::quantity::format_seconds;
+use tload_quantity::format_seconds;
 
 /// Interval between looks for a signal while the disk is written.
 const LOOK: Duration = Duration::from_millis(100);

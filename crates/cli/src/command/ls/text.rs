@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use tload::internal::format_bytes;
 
 use super::listing::{Listing, Tensors, Total};
-use crate::output::quantity::format_count;
 use crate::output::table::{Align, render};
+use tload_quantity::format_count;
 
 /// Writes the tables. Totals come last, where they stay in sight after thousands of tensors.
 pub(super) fn write(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {

@@ -70,7 +70,7 @@ pub(super) fn first(failures: &[(usize, Failure)], size: usize) -> Option<Error>
         return Some(error);
     }
     let hint = error
-        .hint_with(crate::output::flags::flag)
+        .hint_with(tload_config::flag)
         .map_or_else(String::new, |hint| format!("{hint}; "));
     Some(error.with_hint(format!("{hint}{}", others.join(", "))))
 }

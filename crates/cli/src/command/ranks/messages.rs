@@ -20,7 +20,7 @@ use serde_json::Value;
 use tload::{Error, ErrorKind};
 
 use crate::args::{DeviceArg, OpenArgs, SelectArgs, ShardArg};
-use crate::output::flags::flag;
+use tload_config::flag;
 
 /// Line that asks a rank for its report.
 pub(super) const REPORT: &str = "report";

@@ -7,9 +7,9 @@ use serde_json::Value;
 use tload::internal::{format_bytes, format_rate};
 
 use super::start::RankLoad;
-use crate::output::quantity::{float, format_count, format_seconds, rate};
 use crate::output::style;
 use crate::output::table::{Align, render};
+use tload_quantity::{float, format_count, format_seconds, rate};
 
 const HEADER: [(&str, Align); 7] = [
     ("rank", Align::Left),

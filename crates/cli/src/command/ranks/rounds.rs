@@ -16,11 +16,11 @@ use crate::args::{BenchArgs, SelectArgs, ShardArg};
 use crate::bench::Spread;
 use crate::bench::page_cache::PageCache;
 use crate::bench::{CacheState, Mode, Residency, as_text};
-use crate::host::{System, memory};
 use crate::options;
-use crate::output::quantity::{float, format_count, format_seconds};
 use crate::output::style;
 use crate::output::table::{Align, render};
+use tload_doctor::host::{System, memory};
+use tload_quantity::{float, format_count, format_seconds};
 
 /// Memory that a rank may use beside the tensors that it keeps.
 const BUDGET_BYTES: u64 = 1 << 30;

@@ -15,10 +15,10 @@ use tload::{Error, ErrorKind, Result};
 use super::RANK;
 use super::failures::{Failure, first};
 use super::messages::{Answer, Finished, Job, Loaded, REPORT, Seat};
-use crate::host::System;
 use crate::interrupt::{Interrupt, Temporary};
 use crate::output::error::file as file_error;
 use crate::output::progress::Progress;
+use tload_doctor::host::System;
 
 /// Interval between looks at signals.
 const STEP: Duration = Duration::from_millis(50);

@@ -5,20 +5,19 @@ use tload::LoadOptions;
 use tload::internal::{OptionValue, format_bytes};
 use tload_config::Config;
 
-use super::{Finding, Level, Urgency};
-use crate::args::OpenArgs;
+use super::{Arguments, Finding, Level, Urgency};
 
 const ID: &str = "settings";
 const TITLE: &str = "settings";
-const STORE: &str = "TLOAD_STORE";
 const LINKS: &str = "TLOAD_FOLLOW_SYMLINKS";
 /// Level of the Python package's log.
 const LOG: &str = "TLOAD_LOG";
 
 /// Values of the variables.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Settings {
-    pub(crate) options: LoadOptions,
+pub struct Settings {
+    /// Options of loads, over those of the configuration file.
+    pub options: LoadOptions,
     /// Options that are set, and the variables that set them, in the order of the table.
     set: Vec<(&'static str, String)>,
     /// Settings that are no options of a load, as they are shown.
@@ -32,7 +31,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// Reads the settings through `variable`, over those of the configuration file. A blank
     /// variable counts as unset.
-    pub(crate) fn new(config: Option<&Config>, variable: impl Fn(&str) -> Option<String>) -> Self {
+    pub fn new(config: Option<&Config>, variable: impl Fn(&str) -> Option<String>) -> Self {
         let configured = config.and_then(|config| config.load_options().ok());
         let mut settings = Self {
             options: configured.unwrap_or_default(),
@@ -56,9 +55,9 @@ impl Settings {
     }
 
     /// Adds the options of stores and links, from variables and arguments.
-    pub(crate) fn with_arguments(mut self, args: &OpenArgs) -> Self {
-        let store = &args.store;
-        for (options, origin) in [(&store.environment, STORE), (&store.store, "--store")] {
+    #[must_use]
+    pub fn with_arguments(mut self, arguments: &Arguments) -> Self {
+        for (origin, options) in arguments.lists().into_iter().rev() {
             let options = options.iter().map(|option| option.to_string_lossy());
             let shown: Vec<_> = options
                 .filter(|option| !option.trim().is_empty())
@@ -69,12 +68,12 @@ impl Settings {
                     .push(format!("store {} ({origin})", shown.join(" ")));
             }
         }
-        for (key, value) in store.of_cache() {
+        for (key, value) in &arguments.own {
             let value = value.to_string_lossy();
             self.others
                 .push(format!("{} {value}", key.replace('_', "-")));
         }
-        if args.follow_symlinks {
+        if arguments.follow_symlinks {
             let origin = if self.has_links_variable {
                 LINKS
             } else {
@@ -85,7 +84,7 @@ impl Settings {
         self
     }
 
-    pub(super) fn finding(&self) -> Finding {
+    pub(crate) fn finding(&self) -> Finding {
         let shown = LoadOptions::KEYS.iter().filter_map(|key| {
             let (_, variable) = self.set.iter().find(|(name, _)| *name == key.name)?;
             let flag = key.flag?;
@@ -125,7 +124,6 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::StoreArgs;
 
     fn finding(variables: &[(&str, &str)]) -> Finding {
         let value = |name: &str| {
@@ -137,23 +135,17 @@ mod tests {
 
     #[test]
     fn store_and_links_are_shown_without_secrets() {
-        let store = StoreArgs {
+        let arguments = Arguments {
             store: vec!["region=eu-west-1".into(), "session_token=hunter2".into()],
             environment: vec![
                 "endpoint=https://me:hunter2@host:9".into(),
                 " ".into(),
                 "odd hunter2".into(),
             ],
-            cache_dir: None,
-            cache_limit: None,
-            cache_check: None,
-            hf_cache: None,
-        };
-        let args = OpenArgs {
-            store,
+            own: Vec::new(),
             follow_symlinks: true,
         };
-        let found = Settings::default().with_arguments(&args).finding();
+        let found = Settings::default().with_arguments(&arguments).finding();
         assert_eq!(
             found.value,
             "store endpoint=https://host:9 *** (TLOAD_STORE), store region=eu-west-1 session_token=*** (--store), \

@@ -50,7 +50,7 @@ impl Missing {
 }
 
 /// Returns the finding about this machine.
-pub(super) fn finding(system: &System) -> Finding {
+pub(crate) fn finding(system: &System) -> Finding {
     let finding = |value: String| Finding::ok("gpudirect", "GPUDirect Storage", value);
     let Ok(version) = system.read(format!("{DRIVER}/version")) else {
         return finding("would not work: no NVIDIA kernel module is loaded".to_owned());
@@ -69,7 +69,7 @@ pub(super) fn finding(system: &System) -> Finding {
 }
 
 /// Returns the finding about the disk with this device number; `None` without an NVIDIA driver.
-pub(super) fn disk(system: &System, device: (u32, u32)) -> Option<Finding> {
+pub(crate) fn disk(system: &System, device: (u32, u32)) -> Option<Finding> {
     system.read(format!("{DRIVER}/version")).ok()?;
     let value = match Disk::for_device(system, device).map(|disk| disk.name) {
         Some(name) if name.starts_with("nvme") && is_remote(system, &name) => {
@@ -190,7 +190,7 @@ fn region_bytes(line: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Level;
+    use crate::Level;
     use crate::host::testing::system;
 
     const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@x)\nGCC version:  gcc version 13.3.0\n";

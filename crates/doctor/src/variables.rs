@@ -3,7 +3,7 @@
 use super::{Finding, Level, Urgency};
 
 /// Returns a finding for each unknown variable among `names`.
-pub(crate) fn findings<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<Finding> {
+pub fn findings<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<Finding> {
     let unknown = tload::internal::unknown_variables(names).into_iter();
     let finding = |(name, warning): (String, String)| {
         let finding = Finding::ok("variables", "variables", &*name).advise(Level::Warn, warning);

@@ -4,10 +4,10 @@
 //! reported as [`Unreadable`].
 
 pub(crate) mod disk;
-pub(crate) mod limits;
-pub(crate) mod memory;
+pub mod limits;
+pub mod memory;
 pub(crate) mod mount;
-pub(crate) mod record;
+pub mod record;
 
 use std::fmt;
 use std::fs;
@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 
 /// Root directory of `/proc` and `/sys`; a temporary directory in tests.
 #[derive(Debug)]
-pub(crate) struct System {
+pub struct System {
     root: PathBuf,
 }
 
 /// File that could not be read, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Unreadable {
+pub struct Unreadable {
     path: PathBuf,
     reason: String,
 }
@@ -39,21 +39,22 @@ impl fmt::Display for Unreadable {
 
 impl System {
     /// Returns this machine.
-    pub(crate) fn real() -> Self {
+    pub fn real() -> Self {
         Self::at("/")
     }
 
-    pub(crate) fn at(root: impl Into<PathBuf>) -> Self {
+    /// Returns a machine whose `/proc` and `/sys` are below `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
     /// Returns the path of a file such as `proc/self/status`.
-    pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         self.root.join(path)
     }
 
     /// Returns the text of a file, without white space at the ends.
-    pub(crate) fn read(&self, path: impl AsRef<Path>) -> Result<String, Unreadable> {
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<String, Unreadable> {
         let path = self.path(path);
         match fs::read(&path) {
             Ok(text) => Ok(String::from_utf8_lossy(&text).trim().to_owned()),
@@ -65,7 +66,7 @@ impl System {
     }
 
     /// Returns the value after `key:` in a file of such lines.
-    pub(crate) fn field(&self, path: &str, key: &str) -> Result<String, Unreadable> {
+    pub fn field(&self, path: &str, key: &str) -> Result<String, Unreadable> {
         let text = self.read(path)?;
         text.lines()
             .filter_map(|line| line.split_once(':'))
@@ -78,7 +79,7 @@ impl System {
     }
 
     /// Returns the bytes of a [`field`](Self::field) in kB.
-    pub(crate) fn field_bytes(&self, path: &str, key: &str) -> Result<u64, Unreadable> {
+    pub fn field_bytes(&self, path: &str, key: &str) -> Result<u64, Unreadable> {
         let value = self.field(path, key)?;
         let kilobytes = value
             .strip_suffix("kB")
@@ -92,7 +93,7 @@ impl System {
     }
 
     /// Returns the sorted names in a directory; none if it cannot be listed.
-    pub(crate) fn list(&self, path: impl AsRef<Path>) -> Vec<String> {
+    pub fn list(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path))
             .into_iter()
             .flatten()

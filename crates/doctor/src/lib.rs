@@ -1,12 +1,19 @@
-//! Checks of `tload doctor`: one file per subject, each with a list of [`Finding`]s.
+//! The findings of the command `tload doctor`: what on a machine, in the options and in the storage
+//! of a checkpoint makes loads slow or fail, with advice.
 //!
-//! A check never fails. A file that cannot be read is reported as a finding.
+//! `host` reads facts from `/proc` and `/sys`. Beside it there is one file per subject, each with a
+//! list of [`Finding`]s. A check never fails: a file that cannot be read is reported as a finding.
+//! Programs depend on the crate `tload`.
 
+#![forbid(unsafe_code)]
+
+mod arguments;
 mod configuration;
 mod disk;
 mod files;
 mod gpu;
 mod gpudirect;
+pub mod host;
 mod kernel;
 mod memory;
 mod mount;
@@ -26,11 +33,12 @@ use std::fmt;
 use serde::Serialize;
 use tload::Checkpoint;
 
-pub(crate) use configuration::finding as examine_configuration;
-pub(crate) use mount::{Storage, findings as examine_storage, no_answer};
-pub(crate) use settings::Settings;
-pub(crate) use top_fix::{Change, Urgency, first};
-pub(crate) use variables::findings as examine_variables;
+pub use arguments::Arguments;
+pub use configuration::finding as examine_configuration;
+pub use mount::{Storage, findings as examine_storage, no_answer};
+pub use settings::Settings;
+pub use top_fix::{Change, Urgency, first};
+pub use variables::findings as examine_variables;
 
 use crate::host::limits::Limits;
 use crate::host::{System, Unreadable};
@@ -38,10 +46,14 @@ use crate::host::{System, Unreadable};
 /// Importance of a finding for a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Level {
+pub enum Level {
+    /// Nothing to do.
     Ok,
+    /// A fact that may be unknown or unusual, and does no harm by itself.
     Note,
+    /// Loads are slower, or less safe, than they need to be.
     Warn,
+    /// Loads fail or hang.
     Fail,
 }
 
@@ -58,15 +70,19 @@ impl fmt::Display for Level {
 
 /// Result of one check, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Finding {
+pub struct Finding {
     /// Stable identifier for programs.
-    pub(crate) id: &'static str,
-    pub(crate) level: Level,
-    pub(crate) title: &'static str,
-    pub(crate) value: String,
-    pub(crate) advice: Option<String>,
+    pub id: &'static str,
+    /// Importance for a load.
+    pub level: Level,
+    /// Subject, in a word or two.
+    pub title: &'static str,
+    /// Facts that were found.
+    pub value: String,
+    /// Sentence that says how to improve it; none if there is nothing to improve.
+    pub advice: Option<String>,
     /// Present if a change is worthwhile.
-    pub(crate) change: Option<Change>,
+    pub change: Option<Change>,
 }
 
 impl Finding {
@@ -117,7 +133,7 @@ impl Finding {
 
 /// Checks the machine, for loads of the `opened` checkpoint if there is one. Does not access its
 /// storage.
-pub(crate) fn examine(
+pub fn examine(
     system: &System,
     limits: &Limits,
     settings: &Settings,

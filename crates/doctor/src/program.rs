@@ -16,7 +16,7 @@ const SCRIPT_BYTES: u64 = 4096;
 
 /// Returns the finding about the programs named `tload` on `path`. `this` is the running program:
 /// the command itself, or Python.
-pub(super) fn finding(path: Option<&OsStr>, this: Option<&Path>) -> Finding {
+pub(crate) fn finding(path: Option<&OsStr>, this: Option<&Path>) -> Finding {
     let (id, title) = ("program", "program");
     let folders = path.map(std::env::split_paths);
     let found: Vec<PathBuf> = folders

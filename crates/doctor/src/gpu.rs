@@ -9,8 +9,8 @@ use tload::{Error, Result};
 
 use super::{Finding, Level, Urgency};
 use crate::host::System;
-use crate::output::flags::flag;
-use crate::output::quantity::format_count;
+use tload_config::flag;
+use tload_quantity::format_count;
 
 /// NVIDIA's vendor number on the PCI bus.
 const VENDOR: &str = "0x10de";
@@ -21,7 +21,7 @@ const SLOT_BYTES: usize = 1 << 20;
 
 /// Facts from CUDA.
 #[derive(Debug)]
-pub(super) struct Cuda {
+pub(crate) struct Cuda {
     /// Version of the driver, such as `12080`.
     version: i32,
     devices: Vec<Result<Device>>,
@@ -46,7 +46,7 @@ struct Pinning {
 
 impl Cuda {
     /// Opens every GPU, allocates staging memory for it, and releases both.
-    pub(super) fn query() -> Result<Self> {
+    pub(crate) fn query() -> Result<Self> {
         let facts = cuda::driver()?;
         let devices = (0..facts.devices).map(Device::query);
         Ok(Self {
@@ -95,7 +95,7 @@ impl Pinning {
     }
 }
 
-pub(super) fn findings(system: &System, cuda: &Result<Cuda>) -> Vec<Finding> {
+pub(crate) fn findings(system: &System, cuda: &Result<Cuda>) -> Vec<Finding> {
     let mut findings = vec![seen(system, cuda.is_ok())];
     match cuda {
         Ok(cuda) => findings.extend(usable(cuda)),

@@ -5,25 +5,27 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Limits that matter for a load, as the process was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
-    pub(crate) files: Limit,
+pub struct Limits {
+    /// Open files.
+    pub files: Limit,
     /// Locked memory, bytes.
-    pub(crate) locked_memory: Limit,
+    pub locked_memory: Limit,
     /// Threads of all processes of this user.
-    pub(crate) threads: Limit,
+    pub threads: Limit,
 }
 
 /// One limit; `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Limit {
+pub struct Limit {
     /// Soft limit, which is enforced.
-    pub(crate) now: Option<u64>,
+    pub now: Option<u64>,
     /// Hard limit, up to which a process without privileges may raise the soft limit.
-    pub(crate) most: Option<u64>,
+    pub most: Option<u64>,
 }
 
 impl Limits {
-    pub(crate) fn current() -> Self {
+    /// Returns the limits in force.
+    pub fn current() -> Self {
         let limit = |resource| {
             let Rlimit { current, maximum } = getrlimit(resource);
             Limit {
@@ -40,7 +42,7 @@ impl Limits {
 
     /// Raises the limit of open files to the maximum. A checkpoint can have more shards than the
     /// usual limit of 1024, which exists for programs that call `select`; this one does not.
-    pub(crate) fn raise_files(&self) {
+    pub fn raise_files(&self) {
         let most = self.files.most;
         let raised = Rlimit {
             current: most,
@@ -55,12 +57,12 @@ impl Limits {
 
 impl Limit {
     /// Returns whether the limit permits `wanted`.
-    pub(crate) fn has(self, wanted: u64) -> bool {
+    pub fn has(self, wanted: u64) -> bool {
         self.now.is_none_or(|now| now >= wanted)
     }
 
     /// Returns whether the user may raise the limit to `wanted`.
-    pub(crate) fn may_have(self, wanted: u64) -> bool {
+    pub fn may_have(self, wanted: u64) -> bool {
         self.most.is_none_or(|most| most >= wanted)
     }
 }

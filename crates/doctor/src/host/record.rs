@@ -12,27 +12,37 @@ use super::mount::Mount;
 
 /// Machine and storage of a benchmark; `null` for unknown values.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct HostRecord {
-    pub(crate) kernel: Option<String>,
-    pub(crate) architecture: &'static str,
-    pub(crate) cpu: Option<String>,
-    pub(crate) cores: Option<usize>,
-    pub(crate) memory_bytes: Option<u64>,
-    pub(crate) file_system: Option<String>,
-    pub(crate) mount_options: Option<String>,
-    pub(crate) disk: Option<String>,
-    pub(crate) disk_model: Option<String>,
-    pub(crate) disk_scheduler: Option<String>,
+pub struct HostRecord {
+    /// Release of the kernel.
+    pub kernel: Option<String>,
+    /// Architecture of the CPU: `x86_64`.
+    pub architecture: &'static str,
+    /// Model of the CPU.
+    pub cpu: Option<String>,
+    /// CPUs that this process may use.
+    pub cores: Option<usize>,
+    /// Memory of the machine, bytes.
+    pub memory_bytes: Option<u64>,
+    /// File system of the checkpoint.
+    pub file_system: Option<String>,
+    /// Options of its mount.
+    pub mount_options: Option<String>,
+    /// Name of the disk below it.
+    pub disk: Option<String>,
+    /// Model of the disk.
+    pub disk_model: Option<String>,
+    /// I/O scheduler of the disk.
+    pub disk_scheduler: Option<String>,
     /// Protocol and host of an object store: `s3 at 127.0.0.1:9000`.
-    pub(crate) store: Option<String>,
+    pub store: Option<String>,
     /// GPU that tensors went to: `cuda:0, NVIDIA H200`.
-    pub(crate) gpu: Option<String>,
+    pub gpu: Option<String>,
 }
 
 impl HostRecord {
     /// Collects the record. `path` is a file of the checkpoint, if one is on a file system; `store`
     /// is the object store, if a shard is in one; `gpu` is the GPU that tensors go to, if any.
-    pub(crate) fn collect(
+    pub fn collect(
         system: &System,
         path: Option<&Path>,
         store: Option<String>,

@@ -9,8 +9,8 @@ use tload::verify::{self, Expectation};
 use tload::{Checkpoint, Error, Verify};
 
 use super::{Finding, Level, Urgency};
-use crate::output::flags::flag;
-use crate::output::quantity::format_count;
+use tload_config::flag;
+use tload_quantity::format_count;
 
 const ID: &str = "verify";
 const TITLE: &str = "checksums";
@@ -19,7 +19,7 @@ const TITLE: &str = "checksums";
 type Authority = Result<String, String>;
 
 /// Looks up checksums as a load with `verify=auto` does.
-pub(super) fn finding(checkpoint: &Checkpoint) -> Finding {
+pub(crate) fn finding(checkpoint: &Checkpoint) -> Finding {
     let expectations = match verify::find(checkpoint, &Verify::Auto) {
         Ok(expectations) => expectations,
         Err(error) => return unknown(&error),

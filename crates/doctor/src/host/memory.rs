@@ -6,7 +6,7 @@ use super::System;
 
 /// Returns the bytes that can be allocated without swapping or being killed, if the kernel reports
 /// them.
-pub(crate) fn available(system: &System) -> Option<u64> {
+pub fn available(system: &System) -> Option<u64> {
     let free = system.field_bytes("proc/meminfo", "MemAvailable").ok();
     let group = limit(system).filter(|limit| limit.used.is_some());
     let left = group.map(|limit| limit.left());
@@ -14,7 +14,7 @@ pub(crate) fn available(system: &System) -> Option<u64> {
 }
 
 /// Returns the limit of the control group with the least memory left, if there is one.
-pub(crate) fn limit(system: &System) -> Option<CgroupMemory> {
+pub fn limit(system: &System) -> Option<CgroupMemory> {
     probe::cgroup_memory(&system.path(""))
 }
 

@@ -6,8 +6,8 @@ use tload::internal::{format_bytes, format_rate};
 
 use super::mount::{one_line, told};
 use super::{Finding, Level, Urgency};
-use crate::output::flags::flag;
-use crate::output::quantity::{format_count, format_seconds, rate};
+use tload_config::flag;
+use tload_quantity::{format_count, format_seconds, rate};
 
 /// Clock skew to warn of, seconds: above what unsynchronised clocks gain in a day.
 const SKEW_SECONDS: u64 = 60;
@@ -29,7 +29,7 @@ const FAILED: &str =
 const BYTES_FEW: u64 = 32 << 20;
 
 /// Returns the findings about a store. `shards` of the checkpoint are in object stores.
-pub(super) fn findings(probe: &StoreProbe, shards: usize) -> Vec<Finding> {
+pub(crate) fn findings(probe: &StoreProbe, shards: usize) -> Vec<Finding> {
     let mut findings = vec![store(probe, shards)];
     findings.extend(
         probe
@@ -53,7 +53,7 @@ pub(super) fn findings(probe: &StoreProbe, shards: usize) -> Vec<Finding> {
 }
 
 /// Returns the finding for a store that could not be measured, though the checkpoint was opened.
-pub(super) fn unknown(error: &Error) -> Finding {
+pub(crate) fn unknown(error: &Error) -> Finding {
     let advice = error.hint_with(flag).unwrap_or_else(|| {
         "the store answered before: run the command again, or raise --timeout".to_owned()
     });

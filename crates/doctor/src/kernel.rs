@@ -5,7 +5,7 @@ use std::thread;
 use super::{Finding, Level};
 use crate::host::System;
 
-pub(super) fn findings(system: &System) -> Vec<Finding> {
+pub(crate) fn findings(system: &System) -> Vec<Finding> {
     vec![kernel(system), processors(system), nodes(system)]
 }
 

@@ -13,7 +13,7 @@ const NO_SUCH_CALL: i32 = 38;
 const PROFILE: &str = "docker run --security-opt seccomp=tload.json: the default profile with io_uring_setup, io_uring_enter and \
      io_uring_register, from https://github.com/tload/tload/tree/main/deploy/seccomp";
 
-pub(super) fn findings(system: &System) -> Vec<Finding> {
+pub(crate) fn findings(system: &System) -> Vec<Finding> {
     found(system, &probe::ring())
 }
 

@@ -18,7 +18,7 @@ const BUDGET: u64 = 512 << 20;
 /// Memory that a load needs in addition to its largest tensor.
 const BESIDE: u64 = 64 << 20;
 
-pub(super) fn findings(
+pub(crate) fn findings(
     system: &System,
     limits: &Limits,
     checkpoint: Option<&Checkpoint>,

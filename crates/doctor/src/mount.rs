@@ -10,9 +10,8 @@ use tload::{Checkpoint, Error, ErrorKind};
 use super::{Finding, Level, Settings, Urgency, disk, gpudirect, store, verify};
 use crate::host::System;
 use crate::host::mount::Mount;
-use crate::output::error::chain;
-use crate::output::flags::flag;
-use crate::output::quantity::{float, format_count, format_share};
+use tload_config::flag;
+use tload_quantity::{float, format_count, format_share};
 
 /// Largest NFS request unless the server sets another limit. Smaller ones cost round trips.
 const NFS_READ_BYTES: u64 = 1 << 20;
@@ -21,15 +20,17 @@ const NFS_READ_BYTES: u64 = 1 << 20;
 const NFS_OPTIONS: &str = "ro,soft,timeo=100,retrans=2,rsize=1048576,nconnect=8";
 
 /// Result of examining the storage of a checkpoint.
-pub(crate) struct Storage {
-    pub(crate) findings: Vec<Finding>,
+#[derive(Debug)]
+pub struct Storage {
+    /// Findings about the file system, the disk or the store.
+    pub findings: Vec<Finding>,
     /// Measurements of the object store, if shards are in one.
-    pub(crate) store: Option<StoreProbe>,
+    pub store: Option<StoreProbe>,
 }
 
 /// Returns the findings for the directory of the first shard: the shards of one checkpoint lie
 /// together. An object store is measured until `deadline`.
-pub(crate) fn findings(
+pub fn findings(
     system: &System,
     settings: &Settings,
     checkpoint: &Checkpoint,
@@ -84,7 +85,7 @@ pub(crate) fn findings(
 }
 
 /// Returns the finding for a location that cannot be loaded or did not answer in time.
-pub(crate) fn no_answer(location: &str, timeout: Duration, error: &Error) -> Finding {
+pub fn no_answer(location: &str, timeout: Duration, error: &Error) -> Finding {
     if error.kind() == ErrorKind::TimedOut {
         return hangs(location, timeout, error);
     }
@@ -116,12 +117,12 @@ fn hangs(location: &str, timeout: Duration, error: &Error) -> Finding {
 }
 
 /// Returns an error with its request and causes in one line, without its hint.
-pub(super) fn told(error: &Error) -> String {
-    one_line(&chain(error))
+pub(crate) fn told(error: &Error) -> String {
+    one_line(&error.chain_with(flag))
 }
 
 /// Returns the chain of an error in one line, without its hint.
-pub(super) fn one_line(chain: &str) -> String {
+pub(crate) fn one_line(chain: &str) -> String {
     let lines: Vec<_> = chain
         .lines()
         .map(str::trim)

@@ -13,7 +13,7 @@ const THREADS_LEAST: u64 = 4;
 /// Bits of `CAP_SYS_ADMIN` and `CAP_SYS_RESOURCE`, which lift the user's limit (setrlimit(2)).
 const LIFTING: u64 = 1 << 21 | 1 << 24;
 
-pub(super) fn finding(system: &System, limit: Limit) -> Finding {
+pub(crate) fn finding(system: &System, limit: Limit) -> Finding {
     let lifted = system
         .field("proc/self/status", "CapEff")
         .ok()

@@ -3,7 +3,7 @@
 use super::{Finding, Level, Urgency};
 use crate::host::System;
 
-pub(super) fn findings(system: &System) -> Vec<Finding> {
+pub(crate) fn findings(system: &System) -> Vec<Finding> {
     vec![memory(sealed_memory()), huge_pages(system)]
 }
 

@@ -5,18 +5,16 @@ use std::path::Path;
 use tload::{Error, ErrorKind, LoadOptions, Location, Result};
 use tload_config::{Config, Setting};
 
-use super::{Finding, Level, Urgency};
-use crate::args::OpenArgs;
-use crate::options;
+use super::{Arguments, Finding, Level, Urgency};
 
 const ID: &str = "configuration";
 const TITLE: &str = "configuration";
 
-/// Returns the finding about `config`, for loads from `location` if there is one, with the
-/// arguments `args`.
-pub(crate) fn finding(
+/// Returns the finding about `config`, for loads from `location` if there is one, with these
+/// `arguments`.
+pub fn finding(
     config: &Result<impl AsRef<Config>>,
-    args: &OpenArgs,
+    arguments: &Arguments,
     location: Option<&Location>,
     variable: impl Fn(&str) -> bool,
 ) -> Finding {
@@ -27,7 +25,7 @@ pub(crate) fn finding(
     let Some(file) = config.file() else {
         return Finding::ok(ID, TITLE, "no configuration file");
     };
-    let overrides = |setting: &Setting| overriding(setting, args, &variable);
+    let overrides = |setting: &Setting| overriding(setting, arguments, &variable);
     let mut shown: Vec<_> = config
         .settings()
         .map(|it| show(it, overrides(it)))
@@ -54,25 +52,18 @@ fn show(setting: &Setting, overriding: Option<String>) -> String {
 /// Returns the variable or argument that comes before a setting.
 fn overriding(
     setting: &Setting,
-    args: &OpenArgs,
+    arguments: &Arguments,
     is_set: &impl Fn(&str) -> bool,
 ) -> Option<String> {
     if let Some(key) = LoadOptions::key(setting.option).filter(|_| setting.is_of_loads()) {
         return key.variable().filter(|name| is_set(name));
     }
-    let store = &args.store;
-    let is_of = |list: &[std::ffi::OsString]| options::pairs_have(list, setting.option);
-    if let Some((key, _)) = store.of_cache().find(|(key, _)| *key == setting.option) {
+    if let Some((key, _)) = arguments.own.iter().find(|(key, _)| *key == setting.option) {
         let variable = format!("TLOAD_{}", key.to_ascii_uppercase());
         let flag = format!("--{}", key.replace('_', "-"));
         return Some(if is_set(&variable) { variable } else { flag });
     }
-    let lists = [
-        ("--store", &store.store),
-        ("TLOAD_STORE", &store.environment),
-    ];
-    let found = lists.into_iter().find(|(_, list)| is_of(list));
-    found.map(|(name, _)| name.to_owned())
+    arguments.origin(setting.option).map(ToOwned::to_owned)
 }
 
 /// Returns what prefixes set for `location`.

@@ -4,14 +4,14 @@ use tload::internal::probe;
 
 use super::{Finding, Level, Urgency};
 use crate::host::limits::Limit;
-use crate::output::quantity::format_count;
+use tload_quantity::format_count;
 
 /// Shards of the largest published checkpoints (2026-11: 163 of DeepSeek-V3, 191 of Llama 3.1
 /// 405B), rounded up.
 const SHARDS: usize = 200;
 
 /// Returns the finding about open files. `shards` is that of the checkpoint, if there is one.
-pub(super) fn finding(limit: Limit, shards: Option<usize>) -> Finding {
+pub(crate) fn finding(limit: Limit, shards: Option<usize>) -> Finding {
     let wanted = probe::descriptors(shards.unwrap_or(SHARDS));
     let value = match (limit.now, limit.most) {
         (None, _) => "unlimited".to_owned(),

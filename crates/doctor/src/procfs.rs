@@ -33,7 +33,7 @@ const EXPECTED: [KernelFiles; 2] = [
     },
 ];
 
-pub(super) fn findings(system: &System) -> Vec<Finding> {
+pub(crate) fn findings(system: &System) -> Vec<Finding> {
     EXPECTED.iter().map(|files| files.finding(system)).collect()
 }
 

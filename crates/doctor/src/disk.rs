@@ -8,7 +8,7 @@ use crate::host::disk::Disk;
 const REQUESTS_FEW: u64 = 64;
 
 /// Returns the finding about the disk. `device` is the device number of the file system.
-pub(super) fn finding(system: &System, device: (u32, u32)) -> Finding {
+pub(crate) fn finding(system: &System, device: (u32, u32)) -> Finding {
     let Some(disk) = Disk::for_device(system, device) else {
         let (major, minor) = device;
         let value = format!("unknown: /sys has no disk for device {major}:{minor}");

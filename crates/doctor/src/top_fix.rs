@@ -7,7 +7,7 @@ use super::Finding;
 /// Problem that a change solves, in ascending order of urgency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Urgency {
+pub enum Urgency {
     /// A few percent of speed, or missing information.
     Little,
     /// Loads at a fraction of the machine's speed.
@@ -20,15 +20,16 @@ pub(crate) enum Urgency {
 
 /// Advised change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Change {
-    pub(crate) urgency: Urgency,
+pub struct Change {
+    /// Harm that the change ends.
+    pub urgency: Urgency,
     /// Command to run, or an instruction if no command can do it.
-    pub(crate) command: String,
+    pub command: String,
 }
 
 /// Returns the finding with the most urgent change, the first one if several are equally urgent;
 /// `None` if no change is advised.
-pub(crate) fn first(findings: &[Finding]) -> Option<(&Finding, &Change)> {
+pub fn first(findings: &[Finding]) -> Option<(&Finding, &Change)> {
     let changes = findings
         .iter()
         .filter_map(|finding| Some((finding, finding.change.as_ref()?)));
