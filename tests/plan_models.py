@@ -338,6 +338,29 @@ def collected() -> Case:
     return Collected, {"q": rand(2, 4), "k": rand(4, 4), "b": rand(4)}, {"q", "k"}
 
 
+def views() -> Case:
+    """Tensors of one form, of which each gives another part by the same methods."""
+
+    def one(self: Any, name: str, tensor: torch.Tensor) -> str:
+        number, way = int(name), int(name) % 6
+        parts = (
+            lambda: tensor.narrow(0, number // 6, 2),
+            lambda: tensor.narrow(0, number // 6, 2).t(),
+            lambda: tensor.unbind(1)[number // 6].view(2, 6),
+            lambda: tensor.transpose(0, 1).chunk(3)[number // 6],
+            lambda: tensor.select(1, number // 6).unsqueeze(0).squeeze().view(2, 6),
+            lambda: tensor.view(2, 6, 6).permute(2, 0, 1)[number // 6],
+        )
+        target = self.get_parameter(f"w{number}").data
+        target.copy_(parts[way]())
+        return f"w{number}"
+
+    sizes = ((2, 6), (6, 2), (2, 6), (2, 12), (2, 6), (2, 6))
+    parameters = {f"w{number}": empty(*sizes[number % 6]) for number in range(18)}
+    checkpoint = {str(number): rand(12, 6) for number in range(18)}
+    return lambda: Model({name: tensor.clone() for name, tensor in parameters.items()}, one), checkpoint, set()
+
+
 CASES = [
     stacked,
     experts,
@@ -356,4 +379,5 @@ CASES = [
     transposed,
     zeroed,
     collected,
+    views,
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import array
+import gc
 import hashlib
 import importlib
 import itertools
 import json
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -436,6 +438,30 @@ def test_key_changes_with_all_that_a_plan_depends_on() -> None:
 )
 def test_overlaps_are_found(written: list[Written], is_found: bool) -> None:  # noqa: FBT001
     assert overlaps(written) is is_found
+
+
+def test_recordings_keep_no_stand_ins(tmp_path: Path) -> None:
+    # An engine's heap is large: a collection that looks for cycles in it takes a second.
+    make, tensors, _ = plan_models.zeroed()
+    module = make()
+    known: list[weakref.ref[torch.Tensor]] = []
+    load = module.load_weights
+
+    def noting(weights: plan_models.Weights) -> None:
+        for each in weights:
+            known.append(weakref.ref(each[1]))
+            load([each])
+            known.append(weakref.ref(each[1].view(torch.uint8)))
+
+    gc.disable()
+    try:
+        with tload.open(save(tmp_path / "model.safetensors", tensors)) as checkpoint:
+            plan = plans.record(module, checkpoint, noting)
+        assert plan.normal == ("bias",)
+        assert [each() for each in known] == [None] * len(known) != []
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("case", [plan_models.stacked, plan_models.bytes_, plan_models.packed])

@@ -221,16 +221,8 @@ def writes(plan: Plan, parameters: Iterable[Parameter], first: int) -> Writes:
 
 
 def full(plan: Plan) -> set[str]:
-    """Return the names of the parameters that a plan writes completely.
-
-    Its boxes do not overlap, so the number of their elements tells.
-    """
-    covered = plan.coverage()
-    for fill in plan.fills:
-        place = plan.places[fill.place]
-        if fill.dtype == place.dtype:
-            covered[place.name] += torch.Size(fill.shape).numel()
-    return {place.name for place in plan.places if covered[place.name] == torch.Size(place.shape).numel()}
+    """Return the names of the parameters that a plan writes completely."""
+    return {plan.places[index].name for index in plan.full()}
 
 
 def _prune(directory: Path) -> None:

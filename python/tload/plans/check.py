@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tload.plans.places import bits, digest, flat
-from tload.plans.plan import DTYPES, PLACE, Plan, RefusedError, place_bytes
+from tload.plans.plan import DTYPES, PLACE, Plan, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _STEP = 1 << 22
 """Elements that are compared at a time."""
 
-_NANS = {"float16": (0x7C00, 10), "bfloat16": (0x7F80, 7), "float32": (0x7F800000, 23), "float64": (0x7FF << 52, 52)}
-"""Exponent of numbers that are none, and the bits beside it, by dtype."""
+_HIGHEST = {"float16", "bfloat16", "float32", "float64"}
+"""Dtypes whose bits, as the highest integer, are no number: few weights are, and it is found fast."""
 
 
 def require_replaced(plan: Plan, tensors: Sequence[torch.Tensor], write: Callable[[Plan], object]) -> None:
@@ -34,17 +34,17 @@ def require_replaced(plan: Plan, tensors: Sequence[torch.Tensor], write: Callabl
     Raises:
         RefusedError: An element was not replaced.
     """
-    boxes = plan.written()
+    boxes = _boxes(plan)
     patterns = {place: _pattern(plan.places[place].dtype) for place in boxes}
     with torch.no_grad():
-        for place, view in _each(plan, tensors, boxes):
-            view.fill_(_signed(patterns[place], view))
+        for place, view in _each(tensors, boxes):
+            view.fill_(patterns[place])
         write(plan)
-        doubtful = {place for place, view in _each(plan, tensors, boxes) if _has(view, patterns[place])}
+        doubtful = {place for place, view in _each(tensors, boxes) if _has(view, patterns[place])}
         if not doubtful:
             return
         before = {place: digest(tensors[place]) for place in doubtful}
-        for _, view in _each(plan, tensors, {place: boxes[place] for place in doubtful}):
+        for _, view in _each(tensors, {place: boxes[place] for place in doubtful}):
             view.bitwise_not_()
         chosen = torch.tensor([place in doubtful for place in plan.rows[:, PLACE].tolist()], dtype=torch.bool)
         fills = tuple(fill for fill in plan.fills if fill.place in doubtful)
@@ -83,25 +83,28 @@ def require_repeated(writes: Iterable[Write], owners: Mapping[str, Owner], repea
 
 
 def _each(
-    plan: Plan, tensors: Sequence[torch.Tensor], boxes: Mapping[int, Sequence[Written]]
+    tensors: Sequence[torch.Tensor], boxes: Mapping[int, Sequence[Written]]
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the elements of the boxes of parameters, as integers."""
     for place, written in boxes.items():
-        for view in _views(tensors[place], written, place_bytes(plan.places[place])):
+        for view in _views(tensors[place], written):
             yield place, view
 
 
-def _views(tensor: torch.Tensor, boxes: Sequence[Written], nbytes: int) -> list[torch.Tensor]:
-    """Return the elements of boxes as integers; the whole parameter as one row if they are all."""
-    size = tensor.element_size()
-    covered = 0
-    for box in boxes:
-        number = box.size
-        for n in box.shape:
-            number *= n
-        covered += number
-    if covered == nbytes:
+def _boxes(plan: Plan) -> dict[int, list[Written]]:
+    """Return the boxes that are written, by parameter; none for one that is written completely."""
+    full = plan.full()
+    boxes: dict[int, list[Written]] = {place: [] for place in sorted(full)}
+    for place, written in plan.written().items() if len(full) < len(plan.places) else ():
+        boxes.setdefault(place, written)
+    return boxes
+
+
+def _views(tensor: torch.Tensor, boxes: Sequence[Written]) -> list[torch.Tensor]:
+    """Return the elements of boxes as integers; without any, the whole parameter as one row."""
+    if not boxes:
         return [flat(bits(tensor))]
+    size = tensor.element_size()
     views = []
     for box in boxes:
         row = flat(bits(tensor))
@@ -116,21 +119,16 @@ def _views(tensor: torch.Tensor, boxes: Sequence[Written], nbytes: int) -> list[
 
 
 def _pattern(dtype: str) -> int:
-    exponent = _NANS.get(dtype)
     width = DTYPES[dtype].itemsize * 8
-    if exponent is None:
-        return random.SystemRandom().getrandbits(width - 1)
-    return exponent[0] | random.SystemRandom().randrange(1, 1 << exponent[1])
-
-
-def _signed(pattern: int, view: torch.Tensor) -> int:
-    width = view.element_size() * 8
-    pattern &= (1 << width) - 1
-    return pattern - (1 << width) if view.dtype is not torch.uint8 and pattern >> (width - 1) else pattern
+    if dtype in _HIGHEST:
+        return (1 << (width - 1)) - 1
+    return random.SystemRandom().getrandbits(width - 1)
 
 
 def _has(view: torch.Tensor, pattern: int) -> bool:
     """Return whether an element has a pattern."""
-    wanted = _signed(pattern, view)
+    if pattern == torch.iinfo(view.dtype).max:
+        # A twentieth of the time of a comparison.
+        return view.numel() > 0 and int(view.max()) == pattern
     pieces = torch.split(view, _STEP) if view.dim() == 1 else [view]
-    return any(bool((piece == wanted).any()) for piece in pieces)
+    return any(bool((piece == pattern).any()) for piece in pieces)

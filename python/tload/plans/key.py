@@ -36,8 +36,13 @@ def key(engine: str, *, headers: str, **facts: object) -> str:
 
 def headers_of(infos: Mapping[str, TensorInfo]) -> str:
     """Return a digest of the names, dtypes and shapes of a checkpoint, whatever files they are in."""
-    digest = hashlib.sha256()
+    quoted = json.encoder.encode_basestring_ascii
+    shapes: dict[tuple[int, ...], str] = {}
+    lines = []
     for name in sorted(infos):
         info = infos[name]
-        digest.update(f"{json.dumps(name)} {info.dtype} {list(info.shape)}\n".encode())
-    return digest.hexdigest()
+        shape = shapes.get(info.shape)
+        if shape is None:
+            shape = shapes[info.shape] = str(list(info.shape))
+        lines.append(f"{quoted(name)} {info.dtype} {shape}\n")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

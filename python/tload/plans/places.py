@@ -53,6 +53,8 @@ class Owners:
         self._module = module
         self.by_storage: dict[int, list[Owner]] = {}
         self._names: dict[str, Owner] = {}
+        self._alone: dict[int, Owner] = {}
+        """Those that nothing shares the storage with, and that are all of it."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -64,6 +66,11 @@ class Owners:
             if first is None:
                 known.append(owner)
             self._names[owner.name] = first or owner
+        self._alone = {
+            storage: owners[0]
+            for storage, owners in self.by_storage.items()
+            if len(owners) == 1 and owners[0].is_all_memory()
+        }
 
     def named(self, name: str) -> Owner | None:
         """Return the parameter or buffer of this name, or the first one that it is tied to."""
@@ -82,11 +89,13 @@ class Owners:
             RefusedError: The tensor is in the storage of parameters, and in none or in parts of
                 several.
         """
-        owners = self.by_storage.get(storage_of(tensor))
+        storage = storage_of(tensor)
+        alone = self._alone.get(storage)
+        if alone is not None:
+            return alone
+        owners = self.by_storage.get(storage)
         if owners is None:
             return None
-        if len(owners) == 1 and owners[0].is_all_memory():
-            return owners[0]
         low, high = span(tensor)
         around = [owner for owner in owners if _contains(owner.tensor, low, high)]
         if not around:

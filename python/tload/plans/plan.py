@@ -109,10 +109,26 @@ class Plan:
 
     def coverage(self) -> dict[str, int]:
         """Return the number of elements that the boxes write, by name of the parameter."""
+        sizes = [DTYPES[place.dtype].itemsize for place in self.places]
+        return {
+            place.name: nbytes // size for place, size, nbytes in zip(self.places, sizes, self._bytes(), strict=True)
+        }
+
+    def full(self) -> set[int]:
+        """Return the indices of the parameters that are written completely.
+
+        Boxes do not overlap, so the number of their bytes tells.
+        """
+        covered = self._bytes()
+        for fill in self.fills:
+            covered[fill.place] += _product(fill.shape) * DTYPES[fill.dtype].itemsize
+        return {index for index, place in enumerate(self.places) if covered[index] == place_bytes(place)}
+
+    def _bytes(self) -> list[int]:
+        """Return the number of bytes that the boxes write, by parameter."""
         numbers = self.rows[:, FIXED : FIXED + self.dims].prod(1) * self._sizes()[1]
         total = torch.zeros(len(self.places), dtype=torch.int64).index_add_(0, self.rows[:, PLACE], numbers)
-        sizes = [DTYPES[place.dtype].itemsize for place in self.places]
-        return {place.name: int(bytes_) // size for place, size, bytes_ in zip(self.places, sizes, total, strict=True)}
+        return [int(each) for each in total]
 
     def check(self) -> None:
         """Check everything that the plan alone tells.

@@ -14,9 +14,22 @@ from tload.plans import run as runs
 from tload.plans.check import require_repeated, require_replaced
 from tload.plans.key import headers_of
 from tload.plans.places import Owners, Slots, bind, place_of
-from tload.plans.plan import FIXED, Fill, Place, Plan, RefusedError, Source, Written, meet, torch_form
+from tload.plans.plan import (
+    FIXED,
+    PLACE,
+    PLACE_OFFSET,
+    TENSOR,
+    Fill,
+    Place,
+    Plan,
+    RefusedError,
+    Source,
+    Written,
+    meet,
+    torch_form,
+)
 from tload.plans.recorder import Recorder
-from tload.plans.stand_in import Origin, StandIn
+from tload.plans.stand_in import Form, Origin, StandIn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -61,7 +74,22 @@ def record(
             contents of its parameters are undefined. An exception of the loader is its cause.
         tload.Error: The checkpoint cannot be read.
     """
-    names = list(checkpoint) if names is None else list(names)
+    with _no_collections():
+        return _record(
+            module, checkpoint, load, key, list(checkpoint if names is None else names), device, options, group
+        )
+
+
+def _record(  # noqa: PLR0917
+    module: torch.nn.Module,
+    checkpoint: Checkpoint,
+    load: _Load,
+    key: str,
+    names: list[str],
+    device: str | torch.device,
+    options: Options | None,
+    group: Group | None,
+) -> Plan:
     recorder = Recorder(module, checkpoint)
     slots = Slots(module)
     try:
@@ -92,25 +120,26 @@ def record(
 def _stand_ins(
     recorder: Recorder, checkpoint: Checkpoint, names: list[str], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    metas: dict[tuple[torch.dtype, tuple[int, ...]], torch.Tensor] = {}
+    forms: dict[tuple[str, tuple[int, ...]], Form] = {}
     for name in names:
         info = checkpoint[name]
-        try:
-            dtype, shape = torch_form(info.dtype, info.shape)
-        except ValueError as error:
-            message = f"tensor {name!r}: {error}"
-            raise RefusedError(message) from error
-        origin = Origin(name, dtype, shape)
-        recorder.origins.append(origin.record)
-        meta = metas.get((dtype, shape))
-        if meta is None:
-            meta = metas[dtype, shape] = torch.empty(shape, dtype=dtype, device="meta")
-        yield name, StandIn(origin, meta, meta, device)
+        form = forms.get((info.dtype, info.shape))
+        if form is None:
+            try:
+                dtype, shape = torch_form(info.dtype, info.shape)
+            except ValueError as error:
+                message = f"tensor {name!r}: {error}"
+                raise RefusedError(message) from error
+            meta = torch.empty(shape, dtype=dtype, device="meta")
+            form = forms[info.dtype, info.shape] = Form(meta, meta, device)
+        origin = Origin(len(recorder.names), name)
+        recorder.names.append(name)
+        yield name, StandIn(origin, form)
 
 
 def _call(recorder: Recorder, load: _Load, weights: Iterator[tuple[str, torch.Tensor]]) -> object:
     try:
-        with recorder, _no_collections():
+        with recorder:
             returned = load(weights)
         recorder.require_no_number()
     except RefusedError:
@@ -155,51 +184,60 @@ def _plan(recorder: Recorder, checkpoint: Checkpoint, key: str, returned: object
         if owner.name in numbers:
             message = f"{owner.name!r} is read, and written to"
             raise RefusedError(message)
-    sources: list[Source] = []
-    dtypes: dict[str, int] = {}
-    copies = [(origin, copy) for origin in recorder.origins if not origin.is_normal for copy in origin.copies]
-    dims = max((len(copy.shape) for _, copy in copies), default=0)
-    rows: list[list[int]] = []
-    last = None
-    for origin, copy in copies:
-        if origin is not last:
-            info = checkpoint[origin.name]
-            sources.append(Source(origin.name, info.dtype, info.shape))
-            last = origin
-        unused = dims - len(copy.shape)
-        rows.append(
-            [
-                len(sources) - 1,
-                numbers[copy.place],
-                dtypes.setdefault(copy.source_dtype, len(dtypes)),
-                dtypes.setdefault(copy.place_dtype, len(dtypes)),
-                copy.source_offset,
-                copy.place_offset,
-                *copy.shape,
-                *[1] * unused,
-                *copy.source_stride,
-                *[0] * unused,
-                *copy.place_stride,
-                *[0] * unused,
-            ]
-        )
-    normal = tuple(origin.name for origin in recorder.origins if origin.is_normal)
+    sources, dtypes, table = _rows(recorder, checkpoint)
+    normal = tuple(recorder.names[number] for number in sorted(recorder.normal))
     if recorder.writes and not normal:
         place = next(iter(recorder.writes)).place
         message = f"parameter {place!r} is written to with values that are of no tensor of the checkpoint"
         raise RefusedError(message)
     loaded = _names(returned)
     _require_covered(recorder, loaded)
-    table = torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(len(rows), FIXED + 3 * dims)
     fills = [
         Fill(numbers[write.place], write.dtype, write.offset, write.shape, write.stride, value)
         for write, value in recorder.fills.items()
     ]
-    plan = Plan(
-        key, headers_of(checkpoint), tuple(sources), tuple(places), tuple(dtypes), table, tuple(fills), normal, loaded
-    )
+    plan = Plan(key, headers_of(checkpoint), sources, tuple(places), dtypes, table, tuple(fills), normal, loaded)
     _require_apart(recorder, plan, numbers)
     return plan
+
+
+def _rows(recorder: Recorder, checkpoint: Checkpoint) -> tuple[tuple[Source, ...], tuple[str, ...], torch.Tensor]:
+    """Return the tensors that are copied, the dtypes, and the table of copies, in the order of the tensors."""
+    copies = torch.tensor(recorder.copies, dtype=torch.int64, device="cpu").reshape(-1, 4)
+    is_normal = torch.zeros(len(recorder.names) + 1, dtype=torch.bool, device="cpu")
+    is_normal[list(recorder.normal)] = True
+    copies = copies[~is_normal[copies[:, 0]]]
+    copies = copies[copies[:, 0].argsort(stable=True)]
+    used, tensors = torch.unique_consecutive(copies[:, 0], return_inverse=True)
+    names = [recorder.names[number] for number in used.tolist()]
+    sources = tuple(Source(name, info.dtype, info.shape) for name in names for info in (checkpoint[name],))
+    kept, pairs = torch.unique(copies[:, 2], return_inverse=True)
+    known = list(recorder.pairs)
+    chosen = [known[number] for number in kept.tolist()]
+    dims = max((len(pair.shape) for pair in chosen), default=0)
+    dtypes: dict[str, int] = {}
+    rows: list[list[int]] = []
+    for pair in chosen:
+        unused = dims - len(pair.shape)
+        rows.append(
+            [
+                0,
+                0,
+                dtypes.setdefault(pair.source_dtype, len(dtypes)),
+                dtypes.setdefault(pair.place_dtype, len(dtypes)),
+                pair.source_offset,
+                0,
+                *pair.shape,
+                *[1] * unused,
+                *pair.source_stride,
+                *[0] * unused,
+                *pair.place_stride,
+                *[0] * unused,
+            ]
+        )
+    table = torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(len(rows), FIXED + 3 * dims)[pairs]
+    table[:, TENSOR], table[:, PLACE], table[:, PLACE_OFFSET] = tensors, copies[:, 1], copies[:, 3]
+    return sources, tuple(dtypes), table
 
 
 def _require_covered(recorder: Recorder, loaded: tuple[str, ...] | None) -> None:

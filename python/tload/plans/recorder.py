@@ -6,6 +6,7 @@ plan can repeat.
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,14 +15,16 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from tload.plans.places import Owners, require_plain, storage_of
 from tload.plans.plan import DIMS_MAX, DTYPES, RefusedError, Written, joined
-from tload.plans.stand_in import Copy, StandIn
+from tload.plans.reads import Box
+from tload.plans.run import copy
+from tload.plans.stand_in import Form, StandIn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tload._checkpoint.checkpoint import Checkpoint
     from tload.plans.places import Owner
-    from tload.plans.stand_in import Origin, OriginRecord
+    from tload.plans.stand_in import Origin
 
 _ATEN = torch.ops.aten
 
@@ -32,9 +35,6 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose results tell Python something about values."""
-
-_METAS_MAX = 1 << 16
-"""Most views that are kept for other tensors of the same shape."""
 
 _DECIDES = "what the loader does may depend on values of the checkpoint"
 
@@ -75,6 +75,17 @@ class Write(NamedTuple):
         return Written(self.offset, self.shape, self.stride, DTYPES[self.dtype].itemsize)
 
 
+class Pair(NamedTuple):
+    """A box of a tensor, and one of a parameter, which is somewhere in it: many copies have equal ones."""
+
+    source_dtype: str
+    place_dtype: str
+    source_offset: int
+    shape: tuple[int, ...]
+    source_stride: tuple[int, ...]
+    place_stride: tuple[int, ...]
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation of torch on the thread of the loader, while it is entered."""
 
@@ -83,7 +94,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.module = module
         self.owners = Owners(module)
-        self.origins: list[OriginRecord] = []
+        self.names: list[str] = []
+        """Tensors that the loader got, by number."""
+        self.normal: dict[int, None] = {}
+        """Numbers of the tensors whose values the loader needs."""
+        self.copies = array("q")
+        """Copies that were noted: the numbers of tensor, parameter and pair, and the offset in the parameter."""
+        self.pairs: dict[Pair, int] = {}
         self.written: dict[str, Owner] = {}
         """Parameters that are written to in any way, in the order of their first writes."""
         self.read: list[Owner] = []
@@ -100,9 +117,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._computed_with: set[int] = set()
         """Storages of tensors with values of the checkpoint, and of what was computed with them."""
         self._number: object = None
-        self._metas: dict[Any, tuple[torch.Tensor, Any]] = {}
-        """Views of tensors on the meta device, each with what it is a view of: many have one shape."""
-        self._views: dict[Callable[..., Any], bool] = {}
+        self._views: set[Callable[..., Any]] = set()
+        """Operations that neither read nor write memory."""
+        self._starts: dict[str, tuple[int, int]] = {}
+        """Number of each parameter that was written to, and its first byte in its storage."""
+        self._pairs: dict[Any, int | None] = {}
+        """Numbers of pairs by what the stand-in and its destination look like."""
 
     def read_tensor(self, name: str) -> torch.Tensor:
         """Read a whole tensor of the checkpoint."""
@@ -118,8 +138,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            if StandIn in types:
+            if types and StandIn in types:
                 return self._stand_in(func, args, kwargs or {})
+            if func in self._views:
+                return func(*args, **(kwargs or {}))
             return self._ordinary(func, args, kwargs or {})
         except RefusedError as error:
             self.refused = self.refused or error
@@ -131,7 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._copy(first, args[1], args, kwargs)
         if isinstance(first, StandIn):
             if func in _LIKE:
-                return func(first.seen, *args[1:], **{"device": first.device, **kwargs})
+                return func(first.form.seen, *args[1:], **{"device": first.device, **kwargs})
             made = None
             if func.is_view or func in _LOGICAL:
                 made = self._view(func, first, args[1:], kwargs)
@@ -149,99 +171,89 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Stand-ins of a tensor that was read show its memory from then on, with all changes.
         """
-        if first.box is not first.seen or first.device.type != "cpu":
+        if first.is_copy or first.device.type != "cpu":
             return False
         self._materialize(first.origin)
         return True
 
     def _view(self, func: Any, first: StandIn, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the view of a stand-in, or `None` if its values are needed."""
-        seen = box = self._view_of(func, first.seen, args, kwargs)
-        if first.box is not first.seen:
-            if func in _OF_MEMORY:
-                return None
-            try:
-                box = self._view_of(_LOGICAL.get(func, func), first.box, args, kwargs)
-            except RuntimeError:
-                return None
-        if isinstance(seen, torch.Tensor):
-            return StandIn(first.origin, box, seen, first.device)
-        return type(seen)(StandIn(first.origin, one, its, first.device) for one, its in zip(box, seen, strict=True))
-
-    def _view_of(self, func: Any, meta: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return a view of a tensor on the meta device; the same one for the same arguments."""
-        key = (func, id(meta), tuple(args))
+        key = (func, tuple(args))
         try:
-            known = None if kwargs else self._metas.get(key)
+            made, is_kept = first.form.derived.get(key), not kwargs
         except TypeError:  # a list
-            return func(meta, *args, **kwargs)
-        if known is None:
-            known = (meta, func(meta, *args, **kwargs))
-            if not kwargs and len(self._metas) < _METAS_MAX:
-                self._metas[key] = known
-        return known[1]
+            made, is_kept = None, False
+        if made is None or not is_kept:
+            made = _form(func, first.form, args, kwargs)
+            if made is None:
+                return None
+            if is_kept:
+                first.form.keep(key, made)
+        if isinstance(made, Form):
+            return StandIn(first.origin, made)
+        # Like torch, which returns a list of several views.
+        return [StandIn(first.origin, each) for each in made]
 
     def _converted(self, first: StandIn, kwargs: dict[str, Any]) -> StandIn | None:
         """Return a copy of a stand-in, or `None` if its values are needed."""
-        dtype = kwargs.get("dtype") or first.seen.dtype
-        is_converted = first.seen.dtype is not first.box.dtype
-        if kwargs.get("layout") not in (None, torch.strided) or (is_converted and dtype is not first.seen.dtype):
+        form, box = first.form, first.form.box
+        dtype = kwargs.get("dtype") or form.dtype
+        is_converted = form.dtype is not box.dtype
+        if kwargs.get("layout") not in (None, torch.strided) or (is_converted and dtype is not form.dtype):
             return None
         device = kwargs.get("device")
-        form = kwargs.get("memory_format") or torch.preserve_format
-        seen = first.seen.to(dtype=dtype, copy=True, memory_format=form)
-        return StandIn(first.origin, first.box, seen, first.device if device is None else torch.device(device))
+        order = kwargs.get("memory_format") or torch.preserve_format
+        seen = form.seen.to(dtype=dtype, copy=True, memory_format=order)
+        return StandIn(first.origin, Form(box, seen, form.device if device is None else torch.device(device)))
 
     def _copy(self, target: Any, source: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(target, StandIn):
-            message = f"the loader writes to the tensor {target.origin.record.name!r} of the checkpoint"
+            message = f"the loader writes to the tensor {target.origin.name!r} of the checkpoint"
             raise RefusedError(message)
         if target.numel() == 0:
             return target
-        record = source.origin.record
+        origin, form = source.origin, source.form
         owner = self._owner(target)
         if owner is None:
-            message = f"tensor {record.name!r} is copied to memory of no parameter"
+            message = f"tensor {origin.name!r} is copied to memory of no parameter"
             raise RefusedError(message)
-        box = source.box
+        key = (form, target.size(), target.stride(), target.dtype, target.is_conj(), target.is_neg())
+        pair = self._pairs.get(key, -1)
+        if pair == -1:
+            pair = self._pairs[key] = self._pair(origin, form, target, owner)
+        offset = self._offset(owner, target)
+        if pair is None or origin.number in self.normal:
+            return self._ordinary(_COPY, *self._materialized(_COPY, args, kwargs))
+        origin.copies += (len(self.copies) // 4,)
+        self.copies.extend((origin.number, self._starts[owner.name][0], pair, offset))
+        return target
+
+    def _pair(self, origin: Origin, form: Form, target: torch.Tensor, owner: Owner) -> int | None:
+        """Return the number of the pair of boxes of a copy, or `None` if values are needed."""
+        box = form.box
+        number = box.numel()
         if box.shape != target.shape:
             box = box.expand(target.size())
-        if source.numel() != target.numel():
-            message = f"tensor {record.name!r} is repeated in parameter {owner.name!r}"
+        again = any(step == 0 and n > 1 for n, step in zip(box.shape, box.stride(), strict=True))
+        if again or number != target.numel():
+            message = f"tensor {origin.name!r} is repeated in parameter {owner.name!r}"
             raise RefusedError(message)
-        if 0 in box.stride() and any(step == 0 and n > 1 for n, step in zip(box.shape, box.stride(), strict=True)):
-            message = f"tensor {record.name!r} is repeated in parameter {owner.name!r}"
-            raise RefusedError(message)
-        is_converted = source.seen.dtype is not box.dtype
+        is_converted = form.dtype is not box.dtype
         is_odd = box.is_conj() or box.is_neg() or target.is_conj() or target.is_neg()
-        offset = self._offset(owner, target)
-        if record.is_normal or is_odd or (is_converted and source.seen.dtype is not target.dtype):
-            return self._ordinary(_COPY, *self._materialized(_COPY, args, kwargs))
+        if is_odd or (is_converted and form.dtype is not target.dtype):
+            return None
         shape, source_stride, place_stride = joined(box.shape, box.stride(), target.stride())
         if len(shape) > DIMS_MAX:
-            message = f"the copy of {record.name!r} has {len(shape)} dimensions"
+            message = f"the copy of {origin.name!r} has {len(shape)} dimensions"
             raise RefusedError(message)
-        record.copies.append(
-            Copy(
-                owner.name,
-                _NAMES[box.dtype],
-                _NAMES[target.dtype],
-                box.storage_offset(),
-                offset,
-                shape,
-                source_stride,
-                place_stride,
-            )
-        )
-        source.origin.repeats.append((target, source))
-        return target
+        dtypes = _NAMES[box.dtype], _NAMES[target.dtype]
+        pair = Pair(*dtypes, int(box.storage_offset()), shape, source_stride, place_stride)
+        return self.pairs.setdefault(pair, len(self.pairs))
 
     def _ordinary(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Do an operation on real tensors, and note what it does to parameters."""
-        is_view = self._views.get(func)
-        if is_view is None:
-            is_view = self._views[func] = bool(func.is_view)
-        if is_view or func in _LIKE:
+        if func.is_view or func in _LIKE:
+            self._views.add(func)
             return func(*args, **kwargs)
         if func is _COPY or func in _FILLS:
             target = args[0]
@@ -330,12 +342,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _offset(self, owner: Owner, target: torch.Tensor) -> int:
         """Return the position in a parameter that is written to, in elements of the target."""
-        if owner.name not in self.written:
+        known = self._starts.get(owner.name)
+        if known is None:
             require_plain(owner)
+            start = int(owner.tensor.storage_offset()) * owner.tensor.element_size()
+            known = self._starts[owner.name] = (len(self.written), start)
             self.written[owner.name] = owner
         size = target.element_size()
-        start = int(owner.tensor.storage_offset()) * owner.tensor.element_size()
-        offset, rest = divmod(int(target.storage_offset()) * size - start, size)
+        offset, rest = divmod(int(target.storage_offset()) * size - known[1], size)
         if rest:
             message = f"parameter {owner.name!r} is written to at an odd address"
             raise RefusedError(message)
@@ -346,8 +360,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:  # noqa: SLF001
             for argument, value in zip(func._schema.arguments, args, strict=False):  # noqa: SLF001
                 is_written = argument.alias_info is not None and argument.alias_info.is_write
-                if is_written and isinstance(value, StandIn) and (value is not args[0] or value.box is not value.seen):
-                    message = f"the loader changes the tensor {value.origin.record.name!r} of the checkpoint"
+                if is_written and isinstance(value, StandIn) and (value is not args[0] or value.is_copy):
+                    message = f"the loader changes the tensor {value.origin.name!r} of the checkpoint"
                     raise RefusedError(message)
 
         def values_of(one: Any) -> Any:
@@ -362,20 +376,33 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _materialize(self, origin: Origin) -> None:
         """Read a tensor. From now on it goes the normal way, with what was copied of it before."""
-        record = origin.record
         if origin.real is None:
-            origin.real = self.read_tensor(record.name)
-        if record.is_normal:
+            origin.real = self.read_tensor(origin.name)
+        if origin.number in self.normal:
             return
-        record.is_normal = True
-        for target, source in origin.repeats:
-            owner = self._owner(target)
-            assert owner is not None  # noqa: S101  # it had one before
-            self.writes[self._write(owner, target)] = None
-            with torch.no_grad():
-                target.copy_(source.materialized())
-        origin.repeats.clear()
-        record.copies.clear()
+        self.normal[origin.number] = None
+        pairs, owners = list(self.pairs), list(self.written.values())
+        for index in origin.copies:
+            _, place, pair, offset = self.copies[index * 4 : index * 4 + 4]
+            noted, owner = pairs[pair], owners[place]
+            shape, stride, _ = joined(noted.shape, noted.place_stride, noted.place_stride)
+            self.writes[Write(owner.name, noted.place_dtype, offset, shape, stride)] = None
+            copy(origin.real, Box(place, *noted[:3], offset, *noted[3:]), owner.tensor.detach())
+
+
+def _form(func: Any, form: Form, args: Sequence[Any], kwargs: dict[str, Any]) -> Form | tuple[Form, ...] | None:
+    """Return the form of a view, or `None` if it cannot be told without values."""
+    seen = box = func(form.seen, *args, **kwargs)
+    if form.box is not form.seen:
+        if func in _OF_MEMORY:
+            return None
+        try:
+            box = _LOGICAL.get(func, func)(form.box, *args, **kwargs)
+        except RuntimeError:
+            return None
+    if isinstance(seen, torch.Tensor):
+        return Form(box, seen, form.device)
+    return tuple(Form(one, its, form.device) for one, its in zip(box, seen, strict=True))
 
 
 # Not in the class: torch would wrap it for its compiler, which imports that, and takes 2 µs a call.

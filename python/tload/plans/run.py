@@ -139,7 +139,7 @@ def _copy_rest(
     ) as loaded:
         for name, values in loaded:
             for box in rest[name].boxes:
-                _copy(values, box, tensors[box.place])
+                copy(values, box, tensors[box.place])
         return loaded.report
 
 
@@ -149,7 +149,8 @@ def _device_map(places: dict[str, str]) -> dict[str, str]:
     return {"": devices.pop()} if len(devices) == 1 else places
 
 
-def _copy(values: torch.Tensor, box: Box, place: torch.Tensor) -> None:
+def copy(values: torch.Tensor, box: Box, place: torch.Tensor) -> None:
+    """Copy a box of a tensor to its parameter."""
     source_dtype, place_dtype = DTYPES[box.source_dtype], DTYPES[box.place_dtype]
     row, to = values.reshape(-1), place
     if row.dtype is not source_dtype:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -13,69 +12,64 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+VIEWS_MAX = 1 << 12
+"""Most views of a form that are kept."""
 
-class Copy(NamedTuple):
-    """A box of a tensor of the checkpoint, and the one of a parameter that it was copied to."""
-
-    place: str
-    source_dtype: str
-    place_dtype: str
-    source_offset: int
-    place_offset: int
-    shape: tuple[int, ...]
-    source_stride: tuple[int, ...]
-    place_stride: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class OriginRecord:
-    """Copies that a loader makes of a tensor of the checkpoint."""
-
-    name: str
-    copies: list[Copy] = field(default_factory=list)
-    is_normal: bool = False
-    """The loader needs its values."""
+_SHORT = ("narrow", "select", "unbind", "unsqueeze", "squeeze", "t", "transpose", "permute", "view", "chunk")
+"""Methods whose results for integers are looked up in Python: calls of torch take several times as long."""
 
 
 class Origin:
     """A tensor of the checkpoint that stand-ins show. Its memory lives as long as they do."""
 
-    __slots__ = ("dtype", "real", "record", "repeats", "shape")
+    __slots__ = ("copies", "name", "number", "real")
 
-    def __init__(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """Describe a tensor as torch has it."""
-        self.record = OriginRecord(name)
-        self.dtype, self.shape = dtype, shape
+    def __init__(self, number: int, name: str) -> None:
+        """Name a tensor, the `number`-th that the loader gets."""
+        self.number, self.name = number, name
         self.real: torch.Tensor | None = None
         """Its values, once the loader has needed them."""
-        self.repeats: list[tuple[torch.Tensor, StandIn]] = []
-        """Copies that were noted, and not done: destinations and stand-ins."""
+        self.copies: tuple[int, ...] = ()
+        """Numbers of its copies, which were noted and not done."""
 
 
-class StandIn(torch.Tensor):
-    """A view of a tensor of the checkpoint.
+class Form:
+    """How a view of a tensor looks: many tensors have equal ones.
 
     `box` has its elements within the memory of the tensor, as a tensor on the meta device; `seen`
     has the strides and the dtype that the loader sees, which differ from those of `box` after a
     copy or a conversion that was not done.
     """
 
+    __slots__ = ("box", "derived", "device", "dtype", "offset", "seen", "size", "stride")
+
+    def __init__(self, box: torch.Tensor, seen: torch.Tensor, device: torch.device) -> None:
+        """Describe a view."""
+        self.box, self.seen, self.device = box, seen, device
+        # Asking torch for them takes longer than the attributes.
+        self.size, self.stride, self.offset, self.dtype = seen.size(), seen.stride(), seen.storage_offset(), seen.dtype
+        self.derived: dict[Any, Form | tuple[Form, ...]] = {}
+        """Forms of views, by the operation and its arguments."""
+
+    def keep(self, key: Any, made: Form | tuple[Form, ...]) -> None:
+        """Keep the form of a view."""
+        if len(self.derived) < VIEWS_MAX:
+            self.derived[key] = made
+
+
+class StandIn(torch.Tensor):
+    """A view of a tensor of the checkpoint."""
+
     origin: Origin
-    box: torch.Tensor
-    seen: torch.Tensor
+    form: Form
 
     @staticmethod
-    def __new__(cls: type[Self], origin: Origin, box: torch.Tensor, seen: torch.Tensor, device: torch.device) -> Self:
+    def __new__(cls: type[Self], origin: Origin, form: Form) -> Self:
         """Make the stand-in."""
         made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
-            cls,
-            seen.size(),
-            strides=seen.stride(),
-            storage_offset=seen.storage_offset(),
-            dtype=seen.dtype,
-            device=device,
+            cls, form.size, strides=form.stride, storage_offset=form.offset, dtype=form.dtype, device=form.device
         )
-        made.origin, made.box, made.seen = origin, box, seen
+        made.origin, made.form = origin, form
         return made
 
     def __init__(self, *_: object) -> None:
@@ -95,11 +89,16 @@ class StandIn(torch.Tensor):
         message = f"{func} is called on a tensor of a recording that is over"
         raise RefusedError(message)
 
+    @property
+    def is_copy(self) -> bool:
+        """Return whether it shows a copy of elements, not the elements themselves."""
+        return self.form.box is not self.form.seen
+
     def materialized(self) -> torch.Tensor:
         """Return the values, of an origin that has them."""
         whole = self.origin.real
         assert whole is not None  # noqa: S101
-        box, seen = self.box, self.seen
+        box, seen = self.form.box, self.form.seen
         row = whole.reshape(-1)
         if box.dtype is not whole.dtype:
             row = row.view(torch.uint8).view(box.dtype)
@@ -110,4 +109,33 @@ class StandIn(torch.Tensor):
         return values.to(self.device)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"StandIn({self.origin.record.name!r}, {tuple(self.seen.shape)}, {self.seen.dtype})"
+        return f"StandIn({self.origin.name!r}, {tuple(self.form.size)}, {self.form.dtype})"
+
+
+def _short(name: str) -> Callable[..., Any]:
+    """Return a method of stand-ins that does what torch's does, and remembers the form of its result."""
+    plain = getattr(torch.Tensor, name)
+
+    def method(self: StandIn, *args: Any, **keywords: Any) -> Any:
+        form = self.form
+        try:
+            known = form.derived[name, args]
+        except (KeyError, TypeError):  # a list has no hash
+            known = None
+        if known is not None and not keywords:
+            if type(known) is tuple:
+                return tuple([StandIn(self.origin, each) for each in known])
+            return StandIn(self.origin, known)
+        made = plain(self, *args, **keywords)
+        if not keywords and all(type(each) is int for each in args):
+            if type(made) is StandIn and made.origin is self.origin:
+                form.keep((name, args), made.form)
+            elif type(made) is tuple and all(type(each) is StandIn and each.origin is self.origin for each in made):
+                form.keep((name, args), tuple(each.form for each in made))
+        return made
+
+    return method
+
+
+for _name in _SHORT:
+    setattr(StandIn, _name, _short(_name))
