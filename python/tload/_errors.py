@@ -185,7 +185,7 @@ class UnsupportedError(Error):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """A limit or the machine's memory is too small: raise the limit or ask for less."""
+    """A limit, the machine's memory or the disk is too small: raise the limit or ask for less."""
 
     kind = "out_of_memory"
 

@@ -3,10 +3,11 @@
 
 use std::fs;
 
-use rustix::process::setpriority_process;
+use rustix::process::nice;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A tenth of the weight of a usual thread. The kernel derives the priority of reads from it
+/// Added to the priority of this process, which may have been started with a low one: a tenth of
+/// its weight. The kernel derives the priority of reads from it
 /// (`ioprio_get(2)`). With 19, a seventieth, the reader got nowhere in a group that shared two CPUs
 /// with other work: 20 MiB in 18 s (2026-11), since a group's weight follows its threads to their
 /// CPUs.
@@ -18,9 +19,9 @@ const SHARE: usize = 8;
 
 /// Lowers the calling thread, and those that it starts from then on.
 pub(crate) fn lower() {
-    let niced = setpriority_process(None, NICE);
+    let niced = nice(NICE);
     // A session has a group of its own where the kernel groups tasks by session, and the priorities
-    // of tasks count within a group only.
+    // of tasks count within a group only. That of a new session begins at 0.
     let grouped = fs::write("/proc/self/autogroup", NICE.to_string());
     let bound = sched_getaffinity(None).and_then(|all| sched_setaffinity(None, &few(&all)));
     tracing::debug!(?niced, ?grouped, ?bound, "lowered the priority");

@@ -114,7 +114,7 @@ impl Server {
     /// # Errors
     ///
     /// Errors of the location, the token, the certificate and the address. Advice in them names
-    /// flags of the command.
+    /// flags of the command. A store that may be there later is a [doubt](Self::doubt).
     pub fn bind(options: &ServeOptions) -> Result<Self> {
         let served = match &options.location {
             Some(local) if local.as_path().is_some() => Served::Files(Tree::open(local)?),
@@ -159,6 +159,14 @@ impl Server {
             "http"
         };
         format!("{scheme}://{}/", self.address)
+    }
+
+    /// Returns why the store or the cache could not be asked at the start, if it may be there later.
+    pub fn doubt(&self) -> Option<&Error> {
+        match &self.service.site.served {
+            Served::Files(_) => None,
+            Served::Objects(objects) => objects.doubt(),
+        }
     }
 
     /// Serves until `stops_within` returns true, and then ends responses in progress within a

@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use tload::internal::storage::ObjectSource;
 use tload::internal::storage::object::ObjectSite;
 use tload::verify::{Algorithm, Digest};
-use tload::{Error, ErrorKind, Location, Result, StoreOptions};
+use tload::{Error, ErrorKind, FailedRequest, Location, Result, StoreOptions};
 
 use crate::listing::Entry;
 use crate::socket::Transport;
@@ -27,6 +27,8 @@ pub(crate) struct Objects {
     site: ObjectSite,
     /// True if nothing but the cache is read.
     is_cache: bool,
+    /// Why the store or the cache could not be asked at the start.
+    doubt: Option<Error>,
 }
 
 /// Object that is sent.
@@ -41,18 +43,28 @@ impl Objects {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] if the store does not have the bucket: a mistake, which would be a
-    /// 404 for every client. A store that fails or does not answer in time may answer later.
+    /// Mistakes, which would fail the requests of all clients: the bucket does not exist, or the
+    /// store does not accept the credentials. What may be otherwise later is kept as the
+    /// [doubt](Self::doubt).
     pub(crate) fn open(location: Option<&Location>, store: &StoreOptions) -> Result<Self> {
         let site = match location {
             Some(location) => ObjectSite::below(location, store)?,
             None => ObjectSite::cached(store)?,
         };
-        site.require_existing(Instant::now() + LOOK)?;
+        let doubt = match site.require_existing(Instant::now() + LOOK) {
+            Err(error) if is_mistake(&error, location) => return Err(error),
+            looked => looked.err(),
+        };
         Ok(Self {
             site,
             is_cache: location.is_none(),
+            doubt,
         })
+    }
+
+    /// Returns why the store or the cache could not be asked at the start.
+    pub(crate) fn doubt(&self) -> Option<&Error> {
+        self.doubt.as_ref()
     }
 
     /// Returns whether nothing but the cache is read. Its clients may name any store.
@@ -94,6 +106,26 @@ impl Objects {
             .chain(files.into_iter().map(entry(false)))
             .collect())
     }
+}
+
+/// Returns whether a failure at the start would be that of every request.
+fn is_mistake(error: &Error, location: Option<&Location>) -> bool {
+    // The store may come back.
+    let later = [ErrorKind::Remote, ErrorKind::TimedOut, ErrorKind::Io];
+    if later.contains(&error.kind()) {
+        return false;
+    }
+    if error.kind() == ErrorKind::NotFound {
+        // The first load creates the cache.
+        return location.is_some();
+    }
+    // Credentials may read objects and not list them.
+    let may_read = |request: &FailedRequest| {
+        let is_denied = request.status == Some(403);
+        let code = request.code.as_deref().unwrap_or("AccessDenied");
+        request.operation == "LIST" && is_denied && code == "AccessDenied"
+    };
+    error.kind() != ErrorKind::PermissionDenied || !error.request().is_some_and(may_read)
 }
 
 /// Returns the components of a path; keys of objects are UTF-8.

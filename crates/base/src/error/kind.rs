@@ -21,7 +21,7 @@ named! {
         InvalidRequest = "invalid_request",
         /// This engine, kernel or build does not support the request: choose another.
         Unsupported = "unsupported",
-        /// A limit or the machine's memory is too small: raise the limit or ask for less.
+        /// A limit, the machine's memory or the disk is too small: raise the limit or ask for less.
         OutOfMemory = "out_of_memory",
         /// The operating system failed a read: retry, or check the disk.
         Io = "io",

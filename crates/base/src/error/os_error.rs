@@ -43,24 +43,25 @@ fn storage_hint(errno: i32) -> Option<&'static str> {
     }
 }
 
+/// Kinds of errors of the operating system. Every other one is plain I/O.
+const KINDS: [(io::ErrorKind, ErrorKind); 6] = [
+    (io::ErrorKind::NotFound, ErrorKind::NotFound),
+    (io::ErrorKind::PermissionDenied, ErrorKind::PermissionDenied),
+    (io::ErrorKind::OutOfMemory, ErrorKind::OutOfMemory),
+    (io::ErrorKind::StorageFull, ErrorKind::OutOfMemory),
+    (io::ErrorKind::QuotaExceeded, ErrorKind::OutOfMemory),
+    (io::ErrorKind::Unsupported, ErrorKind::Unsupported),
+];
+
 impl ErrorKind {
     /// Returns the kind for an error of the operating system.
     pub fn from_io(error: &io::Error) -> Self {
-        // A `match` cannot be exhaustive here. Every other kind is plain I/O.
+        // A path with a zero byte is refused before any system call.
         if error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_none() {
-            // A path with a zero byte is refused before any system call.
-            Self::InvalidRequest
-        } else if error.kind() == io::ErrorKind::NotFound {
-            Self::NotFound
-        } else if error.kind() == io::ErrorKind::PermissionDenied {
-            Self::PermissionDenied
-        } else if error.kind() == io::ErrorKind::OutOfMemory {
-            Self::OutOfMemory
-        } else if error.kind() == io::ErrorKind::Unsupported {
-            Self::Unsupported
-        } else {
-            Self::Io
+            return Self::InvalidRequest;
         }
+        let found = KINDS.iter().find(|(it, _)| *it == error.kind());
+        found.map_or(Self::Io, |(_, kind)| *kind)
     }
 }
 
@@ -163,6 +164,23 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kinds_follow_the_systems_numbers() {
+        for (errno, kind) in [
+            (libc::ENOENT, ErrorKind::NotFound),
+            (libc::EACCES, ErrorKind::PermissionDenied),
+            (libc::ENOMEM, ErrorKind::OutOfMemory),
+            (libc::ENOSPC, ErrorKind::OutOfMemory),
+            (libc::EDQUOT, ErrorKind::OutOfMemory),
+            (libc::EOPNOTSUPP, ErrorKind::Unsupported),
+            (libc::EIO, ErrorKind::Io),
+            (libc::EROFS, ErrorKind::Io),
+        ] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert_eq!(ErrorKind::from_io(&error), kind, "{error}");
+        }
+    }
 
     #[test]
     fn hints_of_writes_are_about_writing() {

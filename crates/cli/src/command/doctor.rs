@@ -94,7 +94,7 @@ pub(crate) fn run(
         let written = write_text(out, &findings)
             .and_then(|()| out.flush())
             .map_err(standard_output);
-        if written.is_ok() {
+        if written.is_ok() && outcome.is_err() {
             // The finding has told it.
             interrupt.answer().holds_failure();
         }

@@ -9,7 +9,7 @@ use tload_serve::Server;
 use crate::args::ServeArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::error::{standard_output, warn};
+use crate::output::error::{chain, standard_output, warn};
 
 pub(crate) fn run(args: &ServeArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let options = options::serve(args)?;
@@ -29,6 +29,12 @@ pub(crate) fn run(args: &ServeArgs, interrupt: &Interrupt, out: &mut dyn Write) 
                 "warning: tokens are sent to {address} without encryption: use --tls-cert and --tls-key"
             ));
         }
+    }
+    if let Some(doubt) = server.doubt() {
+        let doubt = chain(doubt).replace("\n  ", "; ");
+        warn(&format!(
+            "warning: requests fail until this is mended: {doubt}"
+        ));
     }
     writeln!(out, "serving {location} at {}", server.url())
         .and_then(|()| out.flush())

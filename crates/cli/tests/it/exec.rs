@@ -148,12 +148,6 @@ fn reader_is_no_child_of_the_command_and_holds_none_of_its_descriptors() {
     assert_ne!(session(&reader), session(&child.id().to_string()));
     let opened = fs::read_link(format!("/proc/{reader}/fd/9"));
     assert_ne!(opened.ok(), Some("/dev/null".into()));
-    let nice = fs::read_dir(format!("/proc/{reader}/task")).unwrap();
-    let nice = nice.filter(|task| {
-        let stat = fs::read_to_string(task.as_ref().unwrap().path().join("stat")).unwrap();
-        stat.rsplit(") ").next().unwrap().split(' ').nth(16) == Some("10")
-    });
-    assert!(nice.count() > 0, "its reads have a low priority");
     // Its standard output ends with the command, not with the reader.
     drop(child.stdin.take());
     let output = child.wait_with_output().unwrap();
@@ -162,6 +156,43 @@ fn reader_is_no_child_of_the_command_and_holds_none_of_its_descriptors() {
     // `cat` is a child itself, and may be listed.
     assert!(!first.split(' ').any(|id| id == reader), "{text}");
     assert!(text.ends_with("ready\n"), "{text}");
+}
+
+/// Returns the priorities of the threads of a process.
+fn priorities(id: &str) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    // A thread may end meanwhile.
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("stat")).ok());
+    let nice = |stat: String| stat.rsplit(") ").next()?.split(' ').nth(16)?.parse().ok();
+    stats.filter_map(nice).collect()
+}
+
+#[test]
+fn reader_has_a_lower_priority_than_the_command() {
+    let lab = Lab::start();
+    lab.checkpoint();
+    lab.server
+        .fault(Rule::always(Fault::StallBody(1000)).on(Operation::Get));
+    for (of_command, of_reader) in [(0, 10), (5, 15), (12, 19), (19, 19)] {
+        let directory = lab.path(&format!("cache-{of_command}"));
+        let mark = directory.to_str().unwrap();
+        let plain = lab.exec(mark, &["sleep", "600"]);
+        let mut child = Command::new("nice")
+            .args(["-n", &of_command.to_string()])
+            .arg(plain.get_program())
+            .args(plain.get_args())
+            .env("TLOAD_CONFIG", "")
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until(|| readers(mark).len() == 1);
+        let reader = readers(mark).remove(0);
+        wait_until(|| priorities(&reader).contains(&of_reader));
+        assert_eq!(priorities(&child.id().to_string()), [of_command]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        wait_until(|| readers(mark).is_empty());
+    }
 }
 
 #[test]

@@ -181,15 +181,19 @@ impl ObjectSite {
     }
 
     /// Asks the store for the bucket, repository or artifact of the location, or for the one object
-    /// that it names, until `deadline`. Sends no request where stores have no lists.
+    /// that it names, until `deadline`. Where stores have no lists, any answer will do. Of a cache,
+    /// looks at the directory.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] if the store does not have it. Other failures are ignored, because
-    /// the store may recover; requests of clients report them.
+    /// [`ErrorKind::NotFound`] if it is not there, and errors of the store and of the cache.
     pub fn require_existing(&self, deadline: Instant) -> Result<()> {
         let Some(root) = &self.root else {
-            return Ok(());
+            return match self.list(&[]) {
+                Err(error) if error.location().is_some() => Err(error),
+                // An empty cache.
+                _ => Ok(()),
+            };
         };
         let (remote, _) = self.fresh(root)?;
         let deadline = Some(deadline);
@@ -198,7 +202,8 @@ impl ObjectSite {
             protocol,
             Some(Protocol::S3 | Protocol::Gcs | Protocol::Azure)
         );
-        let looked = if is_file(root) {
+        let has_lists = protocol != Some(Protocol::Http);
+        let looked = if is_file(root) || !has_lists {
             ObjectSource::open(&remote, root, 1, deadline).map(drop)
         } else if is_bucket {
             // List a prefix that does not exist: the list of a large bucket has many pages.
@@ -206,20 +211,20 @@ impl ObjectSite {
         } else {
             Folder::list(&remote, root, deadline).map(drop)
         };
-        match looked {
-            // An error without a status comes from the cache, which lacks the object.
-            Err(error)
-                if error.kind() == ErrorKind::NotFound
-                    && error.request().is_some_and(|it| it.status.is_some()) =>
-            {
-                Err(error.with_location(root))
-            }
-            Err(error) => {
-                tracing::info!(%error, "cannot tell whether the location exists");
-                Ok(())
-            }
-            Ok(()) => Ok(()),
+        let Err(error) = looked else {
+            return Ok(());
+        };
+        let has_status = error.request().is_some_and(|it| it.status.is_some());
+        // The cache lacks the object, the store lists nothing, or a web server has no page for a
+        // directory.
+        let is_folder = !is_file(root);
+        let is_fine = error.kind() == ErrorKind::NotFound && !has_status
+            || error.kind() == ErrorKind::Unsupported && is_folder
+            || error.kind() != ErrorKind::Remote && has_status && !has_lists && is_folder;
+        if is_fine {
+            return Ok(());
         }
+        Err(error.with_location(root))
     }
 
     /// Returns the location that `names` lead to, if it can be addressed.

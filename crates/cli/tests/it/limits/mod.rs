@@ -8,6 +8,7 @@
 mod bare;
 mod denied;
 mod doctor;
+mod full;
 mod memory;
 mod numbers;
 mod streams;

@@ -72,18 +72,3 @@ fn closed_standard_streams_keep_exit_status() {
         }
     }
 }
-
-#[test]
-fn unwritable_stdout_is_an_error() {
-    let model = Model::with_shards(3);
-    for subcommand in ["ls", "load", "doctor"] {
-        let output = shell(&format!(r#""$0" {subcommand} "$1" > /dev/full"#), &model);
-        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
-        let text = stderr(&output);
-        assert!(
-            text.contains("error: standard output: cannot write"),
-            "{text}"
-        );
-        assert!(text.contains("No space left on device"), "{text}");
-    }
-}

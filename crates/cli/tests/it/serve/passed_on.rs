@@ -153,10 +153,6 @@ fn reason_of_a_failure_is_logged() {
         assert!(errors.contains(text), "no {text:?} in {errors}");
     }
     assert_eq!(errors.matches("WARN").count(), 1, "{errors}");
-    // Not the client's fault: a store that cannot be asked may be there later.
-    let options = ["--store", "environment=false"];
-    let unknown = Server::start(Path::new("az://container"), &options);
-    assert_eq!(unknown.get("/a").status, 502);
 }
 
 /// The names of contents become entity tags. A line end in one would split the response.
@@ -214,54 +210,154 @@ fn refused(location: &str, options: &[String]) -> Output {
     output
 }
 
+/// Options for a store at this address that is asked once.
+fn at(url: &str) -> Vec<String> {
+    let endpoint = format!("endpoint={url}");
+    let rest = ["anonymous=true", "environment=false", "retries=0"];
+    let rest = rest.map(str::to_owned);
+    std::iter::once(endpoint).chain(rest).collect()
+}
+
+#[expect(clippy::too_many_lines, reason = "a table")]
 #[test]
-fn bucket_that_does_not_exist_is_an_error_at_start() {
+fn mistake_that_fails_every_request_is_an_error_at_start() {
     let (store, hub) = (FaultyServer::start(), Hub::start());
-    let own = |url: String| {
-        let others = ["anonymous=true", "environment=false", "retries=0"];
-        let others = others.map(str::to_owned).into_iter();
-        std::iter::once(format!("endpoint={url}"))
-            .chain(others)
-            .collect::<Vec<_>>()
-    };
+    let url = store.url();
     store.put("bucket/other", vec![7; 200_000]);
-    for (location, options, text) in [
-        (
-            "s3://gone/models",
-            own(store.url()),
-            "there is no such bucket",
-        ),
+    let refuse = |status, code: &str| Some(Fault::status(status, code));
+    for (location, options, fault, status, text) in [
+        ("s3://gone/models", at(&url), None, 3, "no such bucket"),
         (
             "s3://gone/a.safetensors",
-            own(store.url()),
-            "there is no such bucket",
+            at(&url),
+            None,
+            3,
+            "no such bucket",
         ),
         (
             "s3://bucket/a.safetensors",
-            own(store.url()),
-            "there is no such object",
+            at(&url),
+            None,
+            3,
+            "no such object",
         ),
         (
             "hf://org/gone",
-            own(hub.url()),
-            "the hub has no such repository",
+            at(&hub.url()),
+            None,
+            3,
+            "no such repository",
+        ),
+        (
+            "s3://bucket",
+            at(&url),
+            refuse(403, "InvalidAccessKeyId"),
+            5,
+            "does not know the access key",
+        ),
+        (
+            "s3://bucket",
+            at(&url),
+            refuse(403, "SignatureDoesNotMatch"),
+            5,
+            "does not accept the signature",
+        ),
+        (
+            "s3://bucket",
+            at(&url),
+            refuse(400, "ExpiredToken"),
+            5,
+            "have expired",
+        ),
+        // It cannot be read, whoever may list.
+        (
+            "s3://bucket/other.json",
+            at(&url),
+            refuse(403, "AccessDenied"),
+            5,
+            "access is denied",
+        ),
+        (
+            "az://container",
+            vec!["environment=false".to_owned()],
+            None,
+            2,
+            "account",
+        ),
+        (
+            "s3://bucket",
+            vec!["end=http://127.0.0.1:1".to_owned()],
+            None,
+            2,
+            "store option \"end\" is unknown",
         ),
     ] {
+        store.clear_faults();
+        if let Some(fault) = fault {
+            store.fault(Rule::always(fault));
+        }
         let output = refused(location, &options);
         let errors = stderr(&output);
-        assert_eq!(output.status.code(), Some(3), "{location}: {errors}");
-        for text in [location, text] {
-            assert!(errors.contains(text), "no {text:?} in {errors}");
-        }
+        assert_eq!(output.status.code(), Some(status), "{location}: {errors}");
+        assert!(errors.contains(text), "no {text:?} in {errors}");
     }
-    // Whatever else is wrong may be right when a client asks.
-    for fault in [
-        Fault::status(403, "AccessDenied"),
-        Fault::status(500, "InternalError"),
+}
+
+#[test]
+fn store_that_may_be_there_later_is_a_warning_at_start() {
+    let store = FaultyServer::start();
+    for (fault, text) in [
+        (Fault::status(403, "AccessDenied"), "access is denied"),
+        (Fault::status(500, "InternalError"), "the store failed"),
+        (Fault::status(503, "SlowDown"), "busy"),
+        (Fault::CutBeforeHeaders, "s3://bucket"),
     ] {
         store.fault(Rule::always(fault));
         let server = serve(&store, &["--store", "retries=0"]);
         store.clear_faults();
         assert!(server.get("/other").body == vec![7; 200_000]);
+        let errors = stderr(&server.stop());
+        let begin = "warning: requests fail until this is mended: s3://bucket: ";
+        assert!(errors.starts_with(begin), "{errors}");
+        assert!(errors.contains(text), "no {text:?} in {errors}");
+    }
+    // Nothing is wrong with any of these: web servers need no page for a directory.
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let empty = folder.path().join("empty");
+    let origin = Server::start(folder.path(), &[]);
+    let below = format!("{}/nothing/", origin.url);
+    let local = |path: &Path| path.to_str().unwrap().to_owned();
+    std::fs::create_dir_all(empty.join("v1")).unwrap();
+    for (location, arguments, text) in [
+        ("s3://bucket", at(&store.url()), ""),
+        (&*origin.url, vec![], ""),
+        (&*below, vec![], ""),
+        (below.trim_end_matches('/'), vec![], ""),
+        (
+            "http://127.0.0.1:1/",
+            vec!["retries=0".to_owned()],
+            "127.0.0.1:1",
+        ),
+        ("s3://bucket", at("http://127.0.0.1:1"), "127.0.0.1:1"),
+    ] {
+        let stores = arguments.iter().flat_map(|it| ["--store", it]);
+        let server = Server::start(Path::new(location), &stores.collect::<Vec<_>>());
+        let errors = stderr(&server.stop());
+        assert_eq!(errors.is_empty(), text.is_empty(), "{location}: {errors}");
+        assert!(errors.contains(text), "no {text:?} in {errors}");
+    }
+    // A gateway that lists nothing.
+    store.fault(Rule::always(Fault::status(501, "NotImplemented")));
+    let server = serve(&store, &[]);
+    assert_eq!(stderr(&server.stop()), "");
+    for (cache, text) in [
+        (local(&missing), "is not the directory of a cache"),
+        (local(&empty), ""),
+    ] {
+        let server = Server::start(Path::new("--cache"), &["--cache-dir", &cache]);
+        let errors = stderr(&server.stop());
+        assert_eq!(errors.is_empty(), text.is_empty(), "{cache}: {errors}");
+        assert!(errors.contains(text), "no {text:?} in {errors}");
     }
 }
