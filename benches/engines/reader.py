@@ -42,12 +42,14 @@ AT_A_TIME = 9
 
 def write(file: Path, size: int, count: int) -> int:
     """Write `count` tensors of `size` random bytes, and return where they begin."""
-    header = {str(it): {"dtype": "U8", "shape": [size], "data_offsets": [it * size, (it + 1) * size]} for it in range(count)}
+    header = {
+        str(it): {"dtype": "U8", "shape": [size], "data_offsets": [it * size, (it + 1) * size]} for it in range(count)
+    }
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % 4096)
     with file.open("wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
-        tensor = random.randbytes(size)
+        tensor = os.urandom(size)
         for number in range(count):
             out.write(struct.pack("<Q", number) + tensor[8:])
         out.flush()
@@ -78,29 +80,23 @@ def right(array: np.ndarray, number: int) -> None:
         raise SystemExit(f"tensor {number} has bytes of another one")
 
 
-def from_disk(folder: Path, mib: int, count_mib: int, rounds: int) -> dict[str, object]:
-    """Measure tensors of `mib` MiB: single reads, and loads."""
-    size, count = mib << 20, count_mib // mib
-    file = folder / f"{mib}.safetensors"
-    if not file.exists():
-        write(file, size, count)
-    own, reused = memory(count, size), memory(AT_A_TIME, size)
-    checkpoint = tload.open(file)
-    reader = checkpoint.reader(tload.Options(cache="direct"))
-    order = list(range(count))
-    descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT)
-    begin = file.stat().st_size - count * size
+class Disk:
+    """Tensors of one size on the disk, and three ways to read them all."""
 
-    def sequential() -> None:
-        def read(start: int) -> None:
-            for number in range(start, count, AT_A_TIME):
-                if os.preadv(descriptor, [reused[start]], begin + number * size) != size:
-                    raise SystemExit(f"{file}: a short read")
+    def __init__(self, folder: Path, mib: int, count_mib: int) -> None:
+        """Write the tensors."""
+        self.size, self.count = mib << 20, count_mib // mib
+        self.file = folder / f"{mib}.safetensors"
+        self.begin = write(self.file, self.size, self.count)
+        self.own, self.reused = memory(self.count, self.size), memory(AT_A_TIME, self.size)
+        self.checkpoint = tload.open(self.file)
+        self.handle = self.checkpoint.reader(tload.Options(cache="direct"))
+        self.descriptor = os.open(self.file, os.O_RDONLY | os.O_DIRECT)
+        self.threads = ThreadPoolExecutor(AT_A_TIME)
 
-        list(threads.map(read, range(AT_A_TIME)))
-
-    def single() -> None:
-        free, running = list(reused), deque[tuple[int, np.ndarray, tload.Reading]]()
+    def reader(self) -> None:
+        """Read them in random order, and check each before its buffer is used again."""
+        free, running = list(self.reused), deque[tuple[int, np.ndarray, tload.Reading]]()
 
         def finish() -> None:
             number, buffer, reading = running.popleft()
@@ -108,36 +104,46 @@ def from_disk(folder: Path, mib: int, count_mib: int, rounds: int) -> dict[str, 
             right(buffer, number)
             free.append(buffer)
 
-        for number in order:
+        for number in random.sample(range(self.count), self.count):
             if not free:
                 finish()
             buffer = free.pop()
-            running.append((number, buffer, reader.submit({str(number): buffer})))
+            running.append((number, buffer, self.handle.submit({str(number): buffer})))
         while running:
             finish()
 
-    def load() -> None:
-        tload.load_into({str(it): own[it] for it in range(count)}, checkpoint, cache="direct")
+    def sequential(self) -> None:
+        """Read them in order, by nine threads."""
 
-    ways = {"reader": single, "sequential": sequential, "load": load}
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
-    with ThreadPoolExecutor(AT_A_TIME) as threads:
-        # The first round warms up.
+        def read(start: int) -> None:
+            for number in range(start, self.count, AT_A_TIME):
+                at = self.begin + number * self.size
+                if os.preadv(self.descriptor, [self.reused[start]], at) != self.size:
+                    raise SystemExit(f"{self.file}: a short read")
+
+        list(self.threads.map(read, range(AT_A_TIME)))
+
+    def load(self) -> None:
+        """Load them."""
+        tload.load_into({str(it): self.own[it] for it in range(self.count)}, self.checkpoint, cache="direct")
+
+    def measure(self, rounds: int) -> dict[str, object]:
+        """Return the speeds of all ways, in turns, after a round that warms up."""
+        ways = {"reader": self.reader, "sequential": self.sequential, "load": self.load}
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds + 1):
-            random.shuffle(order)
             names = list(ways)
             for name in names[number % 3 :] + names[: number % 3]:
                 seconds = timed(ways[name])
                 if number:
-                    speeds[name].append(count * size / seconds)
-    os.close(descriptor)
-    for it in range(count):
-        right(own[it], it)
-    found: dict[str, object] = {"mib": mib, "bytes_per_second": speeds}
-    for name in ("sequential", "load"):
-        ratios = [one / other for one, other in zip(speeds["reader"], speeds[name], strict=True)]
-        found[f"of_{name}"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
-    return found
+                    speeds[name].append(self.count * self.size / seconds)
+        for number, tensor in enumerate(self.own):
+            right(tensor, number)
+        found: dict[str, object] = {"mib": self.size >> 20, "bytes_per_second": speeds}
+        for name in ("sequential", "load"):
+            ratios = [one / other for one, other in zip(speeds["reader"], speeds[name], strict=True)]
+            found[f"of_{name}"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        return found
 
 
 def cost(folder: Path, size: int, at_a_time: int, calls: int) -> dict[str, object]:
@@ -161,7 +167,12 @@ def cost(folder: Path, size: int, at_a_time: int, calls: int) -> dict[str, objec
         right(buffer, it)
     os.close(descriptor)
     medians = {name: statistics.median(it) for name, it in micros.items()}
-    return {"bytes": size, "at_a_time": at_a_time, "micros_a_read": medians, "cost_micros": medians["reader"] - medians["preadv"]}
+    return {
+        "bytes": size,
+        "at_a_time": at_a_time,
+        "micros_a_read": medians,
+        "cost_micros": medians["reader"] - medians["preadv"],
+    }
 
 
 def main() -> None:
@@ -175,7 +186,7 @@ def main() -> None:
         folder = Path(name)
         found = {
             "tload": tload.__version__,
-            "disk": [from_disk(folder, mib, args.mib, args.rounds) for mib in (1, 4, 16)],
+            "disk": [Disk(folder, mib, args.mib).measure(args.rounds) for mib in (1, 4, 16)],
             "cost": [cost(folder, size, at, 1000) for size in (4096, 1 << 20) for at in (1, AT_A_TIME)],
         }
     json.dump(found, sys.stdout, indent=1)

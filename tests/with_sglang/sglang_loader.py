@@ -9,10 +9,12 @@ are stand-ins.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +30,11 @@ from sglang.srt.plugins import load_plugins
 import tload
 from files import Content, tile, write_checkpoint, write_file
 from ranks import start_ranks
+from resident import evict
 from tload._engines.watch import GONE
 from tload.sglang import TloadModelLoader
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from servers import S3, Web
 
 load_plugins()
@@ -338,6 +339,42 @@ def test_errors_while_updating_say_what_is_lost(tmp_path: Path) -> None:
     # SGLang loads the same weights once more to roll back.
     with pytest.raises(ValueError, match=f"while loading '.*' from `{new}`: broken; {re.escape(GONE)}"):
         update(model, model_config, new)
+
+
+# Waits for what is read ahead, as imports do that take long, and loads. The test's timeout ends waits.
+UNDER_EXEC = """
+import sys
+import time
+from pathlib import Path
+
+import sglang_loader as suite
+from resident import resident_bytes
+
+for module in (suite.loaders, sys.modules[suite.TloadModelLoader.__module__]):
+    module.get_model = lambda: suite.PUBLISHED
+suite.loaders.get_server_args = lambda: None
+folder = Path(sys.argv[1])
+files = sorted(folder.glob("model-*.safetensors"))
+while any(resident_bytes(file) < file.stat().st_size for file in files):
+    time.sleep(0.01)
+got = suite.weights_of(suite.loader(), suite.config(folder))
+assert {name: tensor.numpy().tobytes() for name, tensor in got.items()} == {
+    name: content.raw for name, content in suite.WEIGHTS.items()
+}
+sys.exit(9)
+"""
+
+
+def test_files_are_in_the_page_cache_when_sglang_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in folder.glob("model-*.safetensors"):
+        evict(file)
+    paths = [str(Path(__file__).parent), *sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    ahead = [sys.executable, "-m", "tload", "exec", "--prefetch", str(folder), "--"]
+    program = [sys.executable, "-c", UNDER_EXEC, str(folder)]
+    done = subprocess.run([*ahead, *program], capture_output=True, text=True, check=False)
+    assert done.returncode == 9, done.stderr
+    assert re.search(r"note: tload exec: read .* ahead into the page cache", done.stderr), done.stderr
 
 
 LARGE = {
