@@ -42,6 +42,7 @@ class Start:
         self.facts: dict[str, object] = {"rank": 0}
         self.against: str | None = None
         self.about = about
+        self.process_group: Any = None
         self.used: list[Any] = []
 
     def __call__(self, model: Any, *, records: bool = True, wrapped: bool = False, **settings: Any) -> Any:
@@ -51,6 +52,7 @@ class Start:
             shown="the-model",
             open_bar=lambda _: Bar(),
             logger=logger,
+            process_group=self.process_group,
         )
         given = iter(weights)
         attempt = planned.Attempt(

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from tload import plans
+from tload import _tload, plans
 from tload._engines import form
 from tload._engines.coverage import Writes
 from tload._engines.recorder import writes_of
-from tload._errors import Error
+from tload._errors import Error, PeerError
 from tload._options import store_options
+from tload._ranks.group import raw_group
 from tload.plans.plan import DTYPES, FIXED, PLACE, PLACE_DTYPE, PLACE_OFFSET, TENSOR
+from tload.vllm._weights import how
 
 if TYPE_CHECKING:
     import logging
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from tload._engines.coverage import Parameter
     from tload.plans import Plan
+    from tload.report import Report
     from tload.vllm._weights import Weights as Source
 
     Weights = Iterator[tuple[str, torch.Tensor]]
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
 
 FILES_MAX = 128
 """Most plans and refusals that are kept, the last ones that were used."""
+
+JOIN_SECONDS = 30.0
+"""Time for which a rank waits for what the others say, without `join_timeout`."""
 
 PASSING = (MemoryError, OSError, torch.OutOfMemoryError)
 """Errors of a loader that say nothing about its plan: the next start tries again."""
@@ -51,6 +57,21 @@ class About:
     """Facts that a plan may depend on besides the form of the model: see `tload.plans.key`."""
     against: str | None = None
     """Reason against a plan for this load, if the engine knows one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """How a rank can load a model."""
+
+    way: str = "normal"
+    """`"plan"`, `"record"` or `"normal"`."""
+    reason: str = ""
+    """What speaks against a plan, if it is the normal way."""
+    key: str = ""
+    path: Path = Path()
+    before: form.Form = field(default_factory=dict)
+    """Form of the model before the load."""
+    plan: Plan | None = None
 
 
 class Outcome(NamedTuple):
@@ -85,9 +106,30 @@ class Attempt:
             RuntimeError: The checkpoint cannot be read, with the `tload.Error` as its cause.
         """
         opened = self.source.opened
+        found = self._found(model)
+        if not self._agreed(found.way):
+            # Ranks that load in different ways do not wait for each other.
+            opened.leave_group()
+        if found.way == "normal":
+            self._tell(found.reason)
+            return None
+        try:
+            if found.plan is not None:
+                return self._run(found.plan, found.path, model, load)
+            # A recording may be refused on one rank only.
+            opened.leave_group()
+            return self._record(found, model, load)
+        except Error as error:
+            raise opened.failure(error) from error
+
+    def _found(self, model: torch.nn.Module) -> _Found:
+        """Return how this rank can load the model."""
+        opened, found = self.source.opened, _Found()
         try:
             about = self.about(model)
             reason = about.against or self._against(model)
+            if reason is not None:
+                return replace(found, reason=reason)
             before = form.of(model)
             key = plans.key(
                 about.engine,
@@ -98,44 +140,76 @@ class Attempt:
                 **about.facts,
             )
         except Exception as error:  # noqa: BLE001  # versions of engines differ: this one is described in other ways
-            reason = f"{type(error).__name__}: {error}"
-        if reason is not None:
-            self._tell(reason)
-            return None
+            return replace(found, reason=f"{type(error).__name__}: {error}")
         path = self.folder / f"{key[:40]}.plan"
+        found = replace(found, key=key, path=path, before=before)
         plan = plans.restore(path, key)
-        if plan is None:
-            known = plans.refusal(path, key)
-            if known is not None or not self.records:
-                self._tell(known or "none was recorded for a model of this form")
-                return None
-        # Each rank reads what its own plan names. Those without a plan need not wait for this one.
-        opened.leave_group()
+        if plan is not None:
+            return replace(found, way="plan", plan=plan)
+        known = plans.refusal(path, key)
+        if known is not None or not self.records:
+            return replace(found, reason=known or "none was recorded for a model of this form")
+        return replace(found, way="record")
+
+    def _agreed(self, way: str) -> bool:
+        """Return whether all ranks that opened the checkpoint together load it in this way."""
+        opened = self.source.opened
+        if opened.group is None:
+            return True
+        limit = opened.settings.options.join_timeout
+        seconds = JOIN_SECONDS if limit is None else _tload.seconds("join_timeout", limit)
         try:
-            if plan is not None:
-                return self._run(plan, path, model, load)
-            return self._record(key, path, before, model, load)
-        except Error as error:
-            raise opened.failure(error) from error
+            return set(raw_group(opened.group).exchange(way.encode(), seconds)) == {way.encode()}  # type: ignore[union-attr]
+        except PeerError as error:
+            self.logger.warning("tload loads on every rank alone: %s", error)
+            return False
 
     def _run(self, plan: Plan, path: Path, model: torch.nn.Module, load: Load) -> Outcome | None:
         start, opened = time.perf_counter(), self.source.opened
-        options = opened.options(together=False)
         try:
-            plans.run(plan, model, opened.checkpoint, load, device=opened.device, options=options)
+            reports = self._reports(plan, model, load)
         except plans.RefusedError as error:
+            opened.leave_group()
             self._tell(str(error))
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
         self.logger.info(
-            "tload loaded %d tensors of `%s` by a load plan in %.2f seconds%s",
-            len(plan.sources) + len(plan.normal), self.shown, time.perf_counter() - start, _normally(plan),
-        )  # fmt: skip
+            "tload loaded %d tensors of `%s` by a load plan in %.2f seconds%s: %s",
+            len(plan.sources) + len(plan.normal),
+            self.shown,
+            time.perf_counter() - start,
+            _normally(plan),
+            how(reports),
+        )
         return Outcome(None if plan.loaded is None else set(plan.loaded), plan, recorded=False)
 
-    def _record(self, key: str, path: Path, before: form.Form, model: torch.nn.Module, load: Load) -> Outcome | None:
+    def _reports(self, plan: Plan, model: torch.nn.Module, load: Load) -> list[Report]:
+        """Load by a plan, with the other ranks if they can, and return the reports of the loads."""
+        opened = self.source.opened
+        if opened.group is not None:
+            try:
+                return plans.run(
+                    plan,
+                    model,
+                    opened.checkpoint,
+                    load,
+                    device=opened.device,
+                    options=opened.options(together=True),
+                    group=opened.group,
+                )
+            except PeerError as error:
+                # A plan writes the same when it runs again. Other files on some ranks stay an error.
+                if error.expected is not None:
+                    raise
+                self.logger.warning("tload loads on every rank alone: %s", error)
+                opened.leave_group()
+        options = opened.options(together=False)
+        return plans.run(plan, model, opened.checkpoint, load, device=opened.device, options=options)
+
+    def _record(self, found: _Found, model: torch.nn.Module, load: Load) -> Outcome | None:
         start, opened = time.perf_counter(), self.source.opened
+        key, path = found.key, found.path
         returned: list[object] = []
 
         def noting(weights: Weights) -> object:
@@ -152,7 +226,7 @@ class Attempt:
                 device=opened.device,
                 options=opened.options(together=False),
             )
-            _require_repeatable(returned[0], before, form.of(model))
+            _require_repeatable(returned[0], found.before, form.of(model))
         except plans.RefusedError as error:
             self._tell(str(error))
             if not isinstance(error.__cause__, PASSING) and plans.save_refusal(path, key, str(error)):
@@ -168,13 +242,10 @@ class Attempt:
 
     def _against(self, model: torch.nn.Module) -> str | None:
         """Return what speaks against a plan, whatever the engine."""
-        opened = self.source.opened
-        if opened.group is not None and not opened.is_local():
-            return "several ranks share what they read from object stores"
         if any(parameter.is_meta for parameter in model.parameters()):
             return "parameters get their memory during the load"
         kinds = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
-        if kinds and opened.settings.plan == "auto":
+        if kinds and self.source.opened.settings.plan == "auto":
             return f'parameters are in memory of kind {min(kinds)}: "plan": "on" uses one'
         return None
 

@@ -45,6 +45,15 @@ INDEX = "model.safetensors.index.json"
 RANK_FILE = re.compile(r"model-(rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors$")
 """Names of the files of a sharded state, as vLLM and SGLang write them."""
 
+WAYS = {
+    "past the page cache": "direct_bytes",
+    "through the page cache": "buffered_bytes",
+    "as views of the files": "mapped_bytes",
+    "from object stores": "remote_bytes",
+    "from the cache of object stores": "cached_bytes",
+}
+"""Fields of a report by what log lines call them."""
+
 NAMES_SHOWN = 4
 """Maximum number of files that a message names."""
 
@@ -72,10 +81,6 @@ class Opened:
     def options(self, *, together: bool) -> Options:
         """Return the options of a load, by the group or alone."""
         return self.settings.for_ranks(self.ranks, together=together)
-
-    def is_local(self) -> bool:
-        """Return whether all files are on file systems of this machine."""
-        return not any("://" in shard.location for shard in self.checkpoint.shards)
 
     def leave_group(self) -> None:
         """Load alone. The other ranks need not wait for this one."""
@@ -367,25 +372,26 @@ def _is_consolidated(location: str) -> bool:
 
 def tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
     """Log the statistics of a load."""
-    ways = {
-        "past the page cache": report.direct_bytes,
-        "through the page cache": report.buffered_bytes,
-        "as views of the files": report.mapped_bytes,
-        "from object stores": report.remote_bytes,
-        "from the cache of object stores": report.cached_bytes,
-    }
-    group = report.group
-    if group is not None and group.share != "none":
-        ways["shared by the ranks of this node"] = report.received_bytes
-    if group is not None and group.reason is not None:
-        logger.warning("tload shares less than it could: %s", group.reason)
-    how = ", ".join(f"{_tload.format_bytes(size)} {way}" for way, size in ways.items() if size)
+    if report.group is not None and report.group.reason is not None:
+        logger.warning("tload shares less than it could: %s", report.group.reason)
     logger.info(
         "tload read %d tensors of `%s` in %.2f seconds with %s: %s",
         report.tensors,
         shown,
         report.seconds,
         report.engine.name,
-        how or "nothing to read",
+        how([report]),
     )
     logger.debug("%s", report)
+
+
+def how(reports: Sequence[tload.Report]) -> str:
+    """Return how the bytes of loads came."""
+    ways = dict.fromkeys(WAYS, 0)
+    for report in reports:
+        for way, field in WAYS.items():
+            ways[way] += getattr(report, field)
+    shared = (report for report in reports if report.group is not None and report.group.share != "none")
+    ways["shared by the ranks of this node"] = sum(report.received_bytes for report in shared)
+    found = ", ".join(f"{_tload.format_bytes(size)} {way}" for way, size in ways.items() if size)
+    return found or "nothing to read"
