@@ -186,7 +186,7 @@ def _plan(described: dict[str, Any], packed: bytes) -> Plan:
     return Plan(
         _text(described["key"]),
         _text(described["headers"]),
-        tuple(Source(_text(name), _text(dtype), _numbers(shape)) for name, dtype, shape in _list(described["sources"])),
+        _sources(described["sources"]),
         tuple(
             Place(_text(name), _text(dtype), _numbers(shape), _numbers(stride))
             for name, dtype, shape, stride in _list(described["places"])
@@ -200,6 +200,22 @@ def _plan(described: dict[str, Any], packed: bytes) -> Plan:
         _texts(described["normal"]),
         None if loaded is None else _texts(loaded),
     )
+
+
+def _sources(value: object) -> tuple[Source, ...]:
+    """Return the tensors: many, of few shapes."""
+    found = _list(value)
+    if not found:
+        return ()
+    names, dtypes, shapes = zip(*found, strict=True)
+    for wanted, values in ((str, names), (str, dtypes), (list, shapes)):
+        kinds = {*map(type, values)}
+        if kinds != {wanted}:
+            message = f"found {', '.join(sorted(kind.__name__ for kind in kinds))}"
+            raise TypeError(message)
+    keys = [*map(tuple, shapes)]
+    forms = {key: _numbers([*key]) for key in {*keys}}
+    return tuple(map(Source, names, dtypes, map(forms.__getitem__, keys)))
 
 
 def _list(value: object) -> list[Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -377,7 +378,13 @@ def place_bytes(place: Place) -> int:
 
 def source_bytes(source: Source) -> int:
     """Return the length of a tensor."""
-    dtype, shape = torch_form(source.dtype, source.shape)
+    return _bytes_of(source.dtype, source.shape)
+
+
+@lru_cache(maxsize=1024)
+def _bytes_of(name: str, shape: tuple[int, ...]) -> int:
+    """Return the length of a tensor of a dtype and shape, which many have."""
+    dtype, shape = torch_form(name, shape)
     return _product(shape) * dtype.itemsize
 
 
