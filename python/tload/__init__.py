@@ -90,6 +90,7 @@ __all__ = [
     "HuggingFace",
     "InvalidRequestError",
     "IoError",
+    "Leftover",
     "ListedFile",
     "LoadTimeoutError",
     "MirrorReport",
@@ -108,6 +109,7 @@ __all__ = [
     "Reading",
     "RemoteError",
     "Report",
+    "SaveReport",
     "Shard",
     "Sharding",
     "StageTimes",
@@ -130,6 +132,8 @@ __all__ = [
     "parked_bytes",
     "patch",
     "release_staging",
+    "remove_incomplete",
+    "save",
     "stream",
     "verify",
 ]
@@ -141,6 +145,7 @@ _SUBMODULES = frozenset(
 
 _LATER = {
     "_files.copy": ("CopyPlan", "CopyReport", "ListedFile", "PlannedFile", "copy", "list_files"),
+    "_files.save": ("Leftover", "SaveReport", "remove_incomplete", "save"),
     "_files.verify": ("FileReport", "Mismatch", "VerifyReport", "verify"),
     "_options.stores": ("GCS", "HTTP", "OCI", "S3", "Azure", "HuggingFace"),
 }
@@ -151,6 +156,7 @@ if TYPE_CHECKING:
     from tload import report as report
     from tload import typing as typing
     from tload._files.copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
+    from tload._files.save import Leftover, SaveReport, remove_incomplete, save
     from tload._files.verify import FileReport, Mismatch, VerifyReport, verify
     from tload._options.stores import GCS, HTTP, OCI, S3, Azure, HuggingFace
 else:  # for type checkers, every name would exist

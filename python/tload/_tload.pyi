@@ -269,6 +269,40 @@ class Reading:
     def cancel(self) -> None:
         """Cancel the reads, and wait for the last one to end."""
 
+@final
+class Writer:
+    """Writes a checkpoint, tensor by tensor."""
+
+    def __new__(
+        cls,
+        location: str | PathLike[str],
+        tensors: Sequence[tuple[str, str, Sequence[int]]] | None,
+        *,
+        max_shard_size: int,
+        metadata: dict[str, str],
+        aliases: dict[str, str],
+        replace: bool,
+        manifest: bool,
+        plain_names: bool,
+        store: Sequence[tuple[str, str]],
+    ) -> Self: ...
+    def order(self) -> list[str]:
+        """Return the names in the order in which the tensors have to come."""
+
+    def begin(self, name: str, dtype: str, shape: Sequence[int]) -> None:
+        """Begin a tensor."""
+
+    def write(self, buffer: Any) -> None:
+        """Write the next bytes of the tensor."""
+
+    def finish(self) -> str:
+        """Complete the checkpoint. Return the report as JSON."""
+
+    def abort(self) -> None:
+        """Leave the destination as it is."""
+
+def remove_incomplete(location: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> list[tuple[str, bool]]: ...
+
 class _Transport(Protocol):
     """Called by a load whose nodes share, on threads of its own: one that sends and one that
     receives for each other node."""

@@ -105,6 +105,14 @@ pub mod verify {
     pub(crate) use tload_verify::{HINT, corrupt, find_now, implied_header};
 }
 
+/// Checkpoints that are written: all of their files, or none.
+pub mod write {
+    #[doc(inline)]
+    pub use tload_write::{
+        Leftover, TensorSpec, Transform, WriteOptions, WriteReport, Writer, remove_incomplete,
+    };
+}
+
 /// Processes that load one checkpoint together.
 pub mod ranks {
     #[doc(inline)]

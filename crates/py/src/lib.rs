@@ -33,6 +33,7 @@ mod stream;
 mod tensor;
 mod verify;
 mod watch;
+mod writer;
 
 use pyo3::prelude::*;
 
@@ -66,6 +67,7 @@ mod _tload {
         stream::Stream,
         tensor::{FlatBytes, Tensor},
         verify::{read_signature, verify},
+        writer::{Writer, remove_incomplete},
     };
 
     /// Waits until this process reads for no other rank any more, for `timeout` seconds at most.

@@ -13,8 +13,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
+use object_store::multipart::MultipartStore;
 use object_store::path::Path;
-use object_store::{GetOptions, GetResult, ObjectMeta};
+use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
 use crate::answers::Answers;
 use crate::explain::failure::Fault;
@@ -78,11 +79,21 @@ pub(crate) trait StoreBackend: Send + Sync {
         None
     }
 
+    /// Returns the store that objects are written to, if there is one.
+    fn writable(&self) -> Option<&Arc<dyn Writable>> {
+        None
+    }
+
     /// Returns whether the server states checksums of objects.
     fn states_checksums(&self) -> bool {
         false
     }
 }
+
+/// Store of `object_store` that takes objects, also in several parts.
+pub trait Writable: ObjectStore + MultipartStore {}
+
+impl<T: ObjectStore + MultipartStore> Writable for T {}
 
 /// Limits of one attempt to read a range.
 #[derive(Clone, Copy, Debug)]

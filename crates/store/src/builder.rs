@@ -9,9 +9,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use http::HeaderValue;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 
-use crate::backend::StoreBackend;
+use crate::backend::{StoreBackend, Writable};
 use crate::credentials::origin::Credentials;
 use crate::environment::{Environment, Variables};
 use crate::error::{Error, ErrorKind, Result};
@@ -78,12 +78,20 @@ pub(crate) struct OpenStore {
 impl OpenStore {
     /// Creates a store that `object_store` knows; `lists` is the form of its lists.
     pub(crate) fn of_objects(
-        store: impl ObjectStore,
+        store: impl Writable,
         lists: Option<Format>,
         credentials: Credentials,
     ) -> Self {
-        let store = Arc::new(store);
-        Self::new(Arc::new(Objects { store, lists }), credentials)
+        let store: Arc<dyn Writable> = Arc::new(store);
+        let (writable, store) = (Some(Arc::clone(&store)), store as _);
+        Self::new(
+            Arc::new(Objects {
+                store,
+                writable,
+                lists,
+            }),
+            credentials,
+        )
     }
 
     /// Creates a store without any of the properties that only some protocols have.
@@ -233,10 +241,8 @@ impl Opening<'_> {
         let texts = texts(error);
         let clean = |text: &String| self.redactor.clean(text, &Sent::default());
         let text = texts.last().map(clean).unwrap_or_default();
-        let options = self
-            .options
-            .iter()
-            .map(|(name, _)| format!("option {name}"));
+        let options = self.options.iter();
+        let options = options.map(|(name, _)| format!("option {name}"));
         let variables = self.protocol.variables.into_iter();
         let variables = variables.flat_map(|of| self.environment.settings(of, true));
         let variables = variables.map(|(name, _)| name.to_ascii_uppercase());

@@ -42,7 +42,7 @@ pub(crate) use tload_base::{error, files, options, sync};
 pub(crate) use tload_format as format;
 
 pub use self::answers::{AnswerCache, AnswerPlace, Check, check};
-pub use self::backend::{Arrived, Attempt};
+pub use self::backend::{Arrived, Attempt, Writable};
 pub use self::explain::failure::Fault;
 pub use self::http::client::READ_TIMEOUT;
 pub use self::http::obs_text;

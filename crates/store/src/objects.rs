@@ -8,7 +8,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectStore};
 
 use crate::answers::Answers;
-use crate::backend::StoreBackend;
+use crate::backend::{StoreBackend, Writable};
 use crate::explain::failure::Fault;
 use crate::http::pages::{self, Format, Gathered};
 use crate::http::response_capture::ResponseCapture;
@@ -18,11 +18,23 @@ use crate::requests::Requests;
 /// Objects that are requested by their paths.
 pub(crate) struct Objects {
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// The same store, if objects can be written to it.
+    pub(crate) writable: Option<Arc<dyn Writable>>,
     /// Form of the pages of its lists; `None` if `object_store` parses them.
     pub(crate) lists: Option<Format>,
 }
 
 impl Objects {
+    /// Creates a store that nothing is written to, with a list of `object_store`.
+    pub(crate) fn read_only(store: Arc<dyn ObjectStore>) -> Self {
+        let (writable, lists) = (None, None);
+        Self {
+            store,
+            writable,
+            lists,
+        }
+    }
+
     /// Lists by `object_store`: a store that the caller opened, or a web server, which refuses it.
     async fn parsed_list(
         &self,
@@ -77,6 +89,10 @@ impl StoreBackend for Objects {
         };
         let (gathered, _) = requests.send("LIST", listing).await?;
         Ok(gathered.into_level())
+    }
+
+    fn writable(&self) -> Option<&Arc<dyn Writable>> {
+        self.writable.as_ref()
     }
 
     /// S3 and Google do, whose lists have the same form.

@@ -95,20 +95,13 @@ impl Requests {
         if captured.status.is_some() {
             self.is_resumed.store(false, Ordering::Relaxed);
         }
+        let (standing, first) = (&self.server.standing, &self.server.first);
         if result.is_ok() {
-            self.server
-                .standing
-                .has_succeeded
-                .store(true, Ordering::Relaxed);
+            standing.has_succeeded.store(true, Ordering::Relaxed);
         }
         let result = result.map_err(|error| {
             let mut fault = self.fault(&error, &captured, operation);
-            if self
-                .server
-                .first
-                .as_ref()
-                .is_some_and(|first| first.is_too_late())
-            {
+            if first.as_ref().is_some_and(|first| first.is_too_late()) {
                 fault.transient = None;
             }
             fault
@@ -134,13 +127,11 @@ impl Requests {
         let failure = Failure::new(asked, captured, Some(error));
         let fault = failure.fault(failure.classification());
         // Access to single objects may be denied to working credentials.
+        let standing = &self.server.standing;
         let is_object = captured.code.as_deref() == Some("AccessDenied")
-            && self.server.standing.has_succeeded.load(Ordering::Relaxed);
+            && standing.has_succeeded.load(Ordering::Relaxed);
         if fault.error.kind() == ErrorKind::PermissionDenied && !is_object {
-            self.server
-                .standing
-                .is_doubtful
-                .store(true, Ordering::Relaxed);
+            standing.is_doubtful.store(true, Ordering::Relaxed);
         }
         fault
     }

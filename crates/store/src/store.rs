@@ -9,7 +9,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
 use crate::answers::{AnswerCache, Answers, Check, check};
-use crate::backend::{Attempt, Pieces, StoreBackend};
+use crate::backend::{Attempt, Pieces, StoreBackend, Writable};
 use crate::builder::Opening;
 use crate::environment::{Environment, Surroundings};
 #[cfg(doc)]
@@ -115,7 +115,7 @@ impl Store {
     pub fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
         let server = Arc::new(Server::of_caller(label));
         Arc::new(Self {
-            backend: Arc::new(Objects { store, lists: None }),
+            backend: Arc::new(Objects::read_only(store)),
             requests: Requests::new(server, false, Timeline::default()),
         })
     }
@@ -181,11 +181,25 @@ impl Store {
         range: Range<u64>,
         attempt: Attempt,
     ) -> Result<Option<(ObjectMeta, Pieces<'_>)>, Fault> {
-        let requests = &self.requests;
-        let asked = self
-            .backend
-            .by_content_store(requests, path, range, attempt);
+        let (backend, requests) = (&self.backend, &self.requests);
+        let asked = backend.by_content_store(requests, path, range, attempt);
         asked.await
+    }
+
+    /// Returns whether objects can be written here.
+    pub fn is_writable(&self) -> bool {
+        self.backend.writable().is_some()
+    }
+
+    /// Sends a request that writes, once. Only where [`Self::is_writable`].
+    pub async fn send<T, F: Future<Output = object_store::Result<T>>>(
+        &self,
+        operation: &str,
+        request: impl Fn(Arc<dyn Writable>) -> F,
+    ) -> Result<T, Fault> {
+        let store = self.backend.writable().expect("asked before");
+        let sent = self.requests.send(operation, || request(Arc::clone(store)));
+        Ok(sent.await?.0)
     }
 
     /// Lists the direct children of a prefix, with one request for each page.

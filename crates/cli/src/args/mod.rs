@@ -15,6 +15,7 @@ mod ls;
 mod open;
 mod parse;
 mod ranks;
+mod rm;
 mod serve;
 mod store;
 mod synth;
@@ -43,6 +44,7 @@ pub(crate) use ls::{LsArgs, SortArg};
 pub(crate) use open::OpenArgs;
 pub(crate) use parse::{Refusal, parse};
 pub(crate) use ranks::{RankArgs, ShardArg};
+pub(crate) use rm::RmArgs;
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
@@ -78,6 +80,7 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     Cp(CopyArgs),
     Verify(VerifyArgs),
+    Rm(RmArgs),
     Cache(CacheArgs),
     Serve(ServeArgs),
     Exec(ExecArgs),
@@ -108,6 +111,7 @@ impl Command {
             // A benchmark writes JSON to a file, which `command::bench` does itself.
             Self::Synth(_)
             | Self::Bench(_)
+            | Self::Rm(_)
             | Self::Serve(_)
             | Self::Exec(_)
             | Self::Completions(_)

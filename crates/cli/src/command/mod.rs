@@ -17,6 +17,7 @@ mod ranks;
 #[cfg(not(target_os = "linux"))]
 #[path = "ranks/elsewhere.rs"]
 mod ranks;
+mod rm;
 mod serve;
 mod startup;
 mod synth;
@@ -50,6 +51,7 @@ pub(crate) fn run(
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
         Command::Cp(args) => cp::run(&args, interrupt, out),
         Command::Verify(args) => verify::run(&args, interrupt, out),
+        Command::Rm(args) => rm::run(&args, out),
         Command::Cache(args) => cache::run(&args.command, interrupt, out),
         Command::Serve(args) => serve::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, arguments, interrupt, limits, out),

@@ -17,6 +17,7 @@ fn help_is_as_recorded() {
         "bench",
         "cp",
         "verify",
+        "rm",
         "cache",
         "cache ls",
         "cache stat",

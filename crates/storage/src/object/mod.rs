@@ -41,7 +41,7 @@ use object_store::path::Path;
 use self::cache::{Entry, Question, State};
 use self::hints::object_hints;
 use self::mirrors::{Ends, Replicas};
-use self::store::Store;
+pub use self::store::Store;
 use super::{FileSource, ReadHints, Source};
 use crate::error::{Error, ErrorKind, Result, printable};
 use crate::options::location::{Protocol, hexadecimal};
@@ -63,8 +63,8 @@ use revalidation::Known;
 use senders::Senders;
 pub use site::ObjectSite;
 pub use store::{
-    Level, Listed, cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot,
-    object_path, repository_folder, snapshot,
+    Fault, Level, Listed, Writable, cached, cached_copy, commit_in_cache, is_hub_offline,
+    is_in_snapshot, object_path, repository_folder, snapshot,
 };
 #[cfg(feature = "testing")]
 pub use store::{assert_content_store_is_bounded, assert_levels_are_whole};

@@ -35,10 +35,8 @@ impl Reply {
     /// Parses `{"error": "invalid_grant", "error_description": "…"}` or `{"error": {"status": "…",
     /// "message": "…"}}`, and `{"errors": [{"code": "…", "message": "…"}]}` of OCI registries.
     fn from_json(json: &Value) -> Self {
-        let json = json
-            .get("errors")
-            .and_then(|all| all.get(0))
-            .unwrap_or(json);
+        let first = json.get("errors").and_then(|all| all.get(0));
+        let json = first.unwrap_or(json);
         let owned = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
         let error = json.get("error");
         Self {

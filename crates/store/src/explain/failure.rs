@@ -257,10 +257,8 @@ impl<'a> Failure<'a> {
     fn of_metadata_service(&self, found: &Classification) -> Option<Classification> {
         let had_some = self.asked.has_succeeded;
         let is_refused = found.cause == Some(Cause::System(libc::ECONNREFUSED));
-        let status = self
-            .captured
-            .status
-            .filter(|_| self.find::<HttpError>().is_none());
+        let is_lost = self.find::<HttpError>().is_some();
+        let status = self.captured.status.filter(|_| !is_lost);
         let transient = match status {
             // Azure's metadata service answers so while it is updated. Other services never serve
             // this path.
@@ -313,10 +311,8 @@ impl Failure<'_> {
 
     /// Returns whether the response has one of these codes.
     pub(crate) fn has_code(&self, codes: &[&str]) -> bool {
-        self.captured
-            .code
-            .as_ref()
-            .is_some_and(|code| codes.contains(&&**code))
+        let code = self.captured.code.as_ref();
+        code.is_some_and(|code| codes.contains(&&**code))
     }
 
     /// Returns whether the error or one of its causes contains a text.

@@ -139,15 +139,13 @@ const LOST: [io::ErrorKind; 4] = [
 ];
 
 fn is_io(failure: &Failure, kinds: &[io::ErrorKind]) -> bool {
-    failure
-        .find::<io::Error>()
-        .is_some_and(|error| kinds.contains(&error.kind()))
+    let error = failure.find::<io::Error>();
+    error.is_some_and(|error| kinds.contains(&error.kind()))
 }
 
 fn is_http(failure: &Failure, kind: HttpErrorKind) -> bool {
-    failure
-        .find::<HttpError>()
-        .is_some_and(|error| error.kind() == kind)
+    let error = failure.find::<HttpError>();
+    error.is_some_and(|error| error.kind() == kind)
 }
 
 fn is_timeout(failure: &Failure) -> bool {
@@ -194,11 +192,8 @@ pub(crate) fn words(failure: &Failure) -> Option<String> {
     let not_made = failure.find::<NotMade>().map(ToString::to_string);
     let not_admitted = || failure.find::<NotAdmitted>().map(ToString::to_string);
     let refused = || failure.find::<Refused>().map(ToString::to_string);
-    let narrower = || {
-        failure
-            .has::<Narrower>()
-            .then(|| Refused::Narrower.to_string())
-    };
+    let is_narrower = failure.has::<Narrower>();
+    let narrower = || is_narrower.then(|| Refused::Narrower.to_string());
     not_made
         .or_else(not_admitted)
         .or_else(refused)

@@ -167,10 +167,8 @@ impl Connector {
         let proxies = proxies(options);
         let proxy = Proxy::custom(move |url| proxies.url_for(url));
         builder = builder.no_proxy().proxy(proxy);
-        let roots = self
-            .trusted
-            .get()
-            .map_or_else(Vec::new, |trusted| trusted.certificates.clone());
+        let trusted = self.trusted.get();
+        let roots = trusted.map_or_else(Vec::new, |it| it.certificates.clone());
         builder = if flag(options, Key::NoSystemCertificates)? {
             builder.tls_certs_only(roots)
         } else {

@@ -81,9 +81,8 @@ impl Hosts {
             Some((address, bits)) => (address, Some(bits.parse::<u32>().ok()?)),
             None => (text, None),
         };
-        let bare = address
-            .strip_prefix('[')
-            .and_then(|address| address.strip_suffix(']'));
+        let begun = address.strip_prefix('[');
+        let bare = begun.and_then(|address| address.strip_suffix(']'));
         let address = bare.unwrap_or(address).parse::<IpAddr>().ok()?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.unwrap_or(most);
@@ -94,10 +93,8 @@ impl Hosts {
         if text == "*" {
             return Some(Self::All);
         }
-        let name = text
-            .strip_prefix("*.")
-            .unwrap_or(text)
-            .trim_start_matches('.');
+        let name = text.strip_prefix("*.").unwrap_or(text);
+        let name = name.trim_start_matches('.');
         let name = name.strip_suffix('.').unwrap_or(name);
         (!name.is_empty()).then(|| Self::Name(name.to_ascii_lowercase()))
     }

@@ -87,9 +87,8 @@ impl NoRange {
         let Self::Empty { e_tag, modified } = self else {
             return None;
         };
-        let modified = modified
-            .as_deref()
-            .and_then(|text| DateTime::parse_from_rfc2822(text).ok());
+        let parsed = |text: &str| DateTime::parse_from_rfc2822(text).ok();
+        let modified = modified.as_deref().and_then(parsed);
         Some(ObjectMeta {
             location: path.clone(),
             last_modified: modified.map(Into::into).unwrap_or_default(),
@@ -322,9 +321,8 @@ pub(crate) fn require_plain(headers: &HeaderMap, path: &str) -> Result<(), HttpE
 /// Returns the first encoding of a body.
 pub(crate) fn encoding_of<'a>(headers: &'a HeaderMap, path: &str) -> Option<&'a str> {
     let values = headers.get_all(CONTENT_ENCODING).iter();
-    let mut found = values
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(encodings);
+    let texts = values.filter_map(|value| value.to_str().ok());
+    let mut found = texts.flat_map(encodings);
     found.find(|found| {
         let suffixes = suffixes(found).unwrap_or_default();
         !suffixes.iter().any(|suffix| path.ends_with(suffix))

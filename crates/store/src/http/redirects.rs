@@ -62,10 +62,8 @@ pub(crate) struct Following {
 #[async_trait]
 impl HttpService for Following {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let deadline = self
-            .timeout
-            .and_then(|timeout| Instant::now().checked_add(timeout));
-        let Some(deadline) = deadline else {
+        let after = |timeout| Instant::now().checked_add(timeout);
+        let Some(deadline) = self.timeout.and_then(after) else {
             return self.follow(request).await;
         };
         let response = timeout_at(deadline, self.follow(request)).await;
@@ -211,9 +209,8 @@ fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
     // Servers also send names that are not percent-encoded.
     let location = response.headers().get(header::LOCATION)?;
     let from = Url::parse(&at.to_string()).ok()?;
-    let mut to = from
-        .join(std::str::from_utf8(location.as_bytes()).ok()?)
-        .ok()?;
+    let location = std::str::from_utf8(location.as_bytes()).ok()?;
+    let mut to = from.join(location).ok()?;
     to.set_fragment(None);
     // User and password in the target are the server's choice, not the caller's credentials.
     if to.has_host() {

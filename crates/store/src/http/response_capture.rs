@@ -147,10 +147,8 @@ pub(crate) fn responded(headers: &HeaderMap) {
 /// to.
 pub(crate) fn is_of_first_host() -> bool {
     let is_first = |last: &ResponseCapture| {
-        let endpoint = last
-            .endpoint
-            .as_deref()
-            .and_then(|url| url.split_once("://"));
+        let endpoint = last.endpoint.as_deref();
+        let endpoint = endpoint.and_then(|url| url.split_once("://"));
         endpoint.map(|(_, host)| host) == last.host.as_deref()
     };
     current(|it| is_first(&it.captured.borrow())).unwrap_or(false)
@@ -173,9 +171,8 @@ pub(crate) fn reach_of_peer() -> Option<Reach> {
 /// Returns host and port without a user.
 fn host_of(uri: &Uri) -> Option<String> {
     let authority = uri.authority()?.as_str();
-    let host = authority
-        .rsplit_once('@')
-        .map_or(authority, |(_, host)| host);
+    let split = authority.rsplit_once('@');
+    let host = split.map_or(authority, |(_, host)| host);
     Some(host.to_owned())
 }
 
@@ -309,11 +306,8 @@ fn make_acceptable(headers: &mut HeaderMap) {
         let is_metadata = |start: &&str| name.as_str().starts_with(start);
         UNREAD.contains(name) || UNREAD_METADATA.iter().any(is_metadata)
     };
-    let refused: Vec<_> = headers
-        .iter()
-        .filter(|(_, value)| value.to_str().is_err())
-        .map(|(name, _)| name.clone())
-        .collect();
+    let refused = headers.iter().filter(|(_, value)| value.to_str().is_err());
+    let refused: Vec<_> = refused.map(|(name, _)| name.clone()).collect();
     for name in refused.iter().filter(|name| is_unread(name)) {
         headers.remove(name);
     }
@@ -430,10 +424,8 @@ impl ResponseCapture {
 /// has the date at which it was stored (RFC 9111): it tells nothing about clocks.
 fn clocks(headers: &HeaderMap, now: SystemTime) -> (Option<i64>, Option<i64>, Option<i64>) {
     let theirs = text(headers, "date").and_then(seconds_of);
-    let ours = now
-        .duration_since(UNIX_EPOCH)
-        .ok()
-        .and_then(|since| i64::try_from(since.as_secs()).ok());
+    let since = now.duration_since(UNIX_EPOCH).ok();
+    let ours = since.and_then(|since| i64::try_from(since.as_secs()).ok());
     let age = text(headers, "age").and_then(|age| age.trim().parse::<u64>().ok());
     let fresh = theirs.filter(|_| age.unwrap_or(0) == 0);
     let skew = fresh.zip(ours).map(|(theirs, ours)| theirs - ours);

@@ -5,6 +5,8 @@
 //! not on all: S3 takes `+` for a space, and a signature may cover the spelling. `object_store`
 //! encodes paths itself, so it is given the written path, and its encoding of `%` is undone.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -26,6 +28,7 @@ use crate::explain::rules::{CODES, Rules, STATUSES, rules};
 use crate::http::client::Extras;
 use crate::http::connector::Connector;
 use crate::http::trust::OF_CURL;
+use crate::objects::Objects;
 use crate::options::location::{Protocol, RemoteUrl};
 
 /// Plain web servers.
@@ -69,7 +72,8 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .build()
         .map_err(|error| opening.refused(&error))?;
     let credentials = Credentials::known(source);
-    Ok(OpenStore::of_objects(store, None, credentials))
+    let objects = Objects::read_only(Arc::new(store));
+    Ok(OpenStore::new(Arc::new(objects), credentials))
 }
 
 /// Connector for requests whose paths were percent-encoded before `object_store` encoded them.

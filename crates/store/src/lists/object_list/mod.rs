@@ -150,9 +150,8 @@ impl Gathered {
         let is_later = |key: &&str| before.is_none_or(|before| *key > before);
         // Some servers send all prefixes with the first page. Continuing after the smaller of both
         // last names is slower, but leaves nothing out.
-        let first = last_key
-            .zip(last_prefix)
-            .map(|(key, prefix)| key.min(prefix));
+        let both = last_key.zip(last_prefix);
+        let first = both.map(|(key, prefix)| key.min(prefix));
         let next = match marker {
             Some(marker) => Some(marker).filter(is_later),
             None => first.filter(is_later).or(last.filter(is_later)),

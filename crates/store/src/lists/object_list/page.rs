@@ -188,11 +188,8 @@ impl From<Objects> for Page {
             e_tag: object.e_tag,
         });
         let entries: Vec<_> = entries.collect();
-        let prefixes: Vec<_> = objects
-            .common_prefixes
-            .into_iter()
-            .map(|it| decoded(it.prefix))
-            .collect();
+        let prefixes = objects.common_prefixes.into_iter();
+        let prefixes: Vec<_> = prefixes.map(|it| decoded(it.prefix)).collect();
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
         let marker = given(objects.next_marker).map(decoded);
         let number = entries.len() + prefixes.len();

@@ -218,19 +218,15 @@ impl Program {
         let name = words
             .next()
             .ok_or_else(|| Unusable::invalid("names no command"))?;
-        let wait = source
-            .get("timeout_millis")
-            .and_then(Value::as_u64)
-            .unwrap_or(WAIT);
+        let wait = source.get("timeout_millis").and_then(Value::as_u64);
+        let wait = wait.unwrap_or(WAIT);
         if !WAITS.contains(&wait) {
             return Err(Unusable::invalid(
                 "has a timeout_millis out of 5000 to 120000",
             ));
         }
-        let output = source
-            .get("output_file")
-            .and_then(Value::as_str)
-            .map(PathBuf::from);
+        let output = source.get("output_file").and_then(Value::as_str);
+        let output = output.map(PathBuf::from);
         let told = output.iter().map(|path| {
             let path = path.display().to_string();
             ("GOOGLE_EXTERNAL_ACCOUNT_OUTPUT_FILE", path)

@@ -187,9 +187,8 @@ fn question(
     let mut request = HttpRequest::new(HttpRequestBody::empty());
     *request.uri_mut() = uri(&realm)?;
     if let Login::Password(user, password) = login {
-        request
-            .headers_mut()
-            .insert(AUTHORIZATION, basic(user, password)?);
+        let authorization = basic(user, password)?;
+        request.headers_mut().insert(AUTHORIZATION, authorization);
     }
     Ok(request)
 }

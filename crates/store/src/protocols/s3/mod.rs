@@ -18,7 +18,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 
 use self::access_point::AccessPoint;
 use self::configured::{ConfiguredEndpoint, bundle, profile_region};
@@ -150,7 +150,8 @@ fn is_elsewhere(failure: &Failure) -> bool {
 fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let access_point = AccessPoint::of(opening.url)?;
     let explicit = opening.is_explicit(&EXPLICIT);
-    let mut builder = AmazonS3Builder::new();
+    // Of what is written; the signature of a request needs the same digest.
+    let mut builder = AmazonS3Builder::new().with_checksum_algorithm(Checksum::SHA256);
     let mut client_settings = Vec::new();
     let passed = opening.passed_settings()?;
     let ambient = opening.ambient_settings(explicit)?;

@@ -190,9 +190,8 @@ impl<'a> Reading<'a> {
 impl Sender<'_> {
     /// Returns the token for the content store, another one than the `refused` one.
     async fn access(&self, refused: Option<&Arc<Access>>) -> Result<Arc<Access>, Fault> {
-        self.xet
-            .access(self.requests, &self.file.commit, refused)
-            .await
+        let (requests, commit) = (self.requests, &self.file.commit);
+        self.xet.access(requests, commit, refused).await
     }
 
     /// Asks for the places of the beginning of a range. If the token is refused, another one is

@@ -1,0 +1,20 @@
+//! `tload rm`.
+
+use std::ffi::OsString;
+
+use super::{StoreArgs, location};
+
+/// Remove what writes of a checkpoint have left: files of killed writers, and replaced checkpoints.
+///
+/// Writers replace a checkpoint at once, and keep the old one, because programs may still read it.
+/// Files of a writer that runs are not removed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RmArgs {
+    #[arg(value_name = "LOCATION", help = location::help("that was written"))]
+    pub(crate) location: OsString,
+    /// Remove leftovers; the only thing that this command removes
+    #[arg(long, required = true)]
+    pub(crate) incomplete: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+}

@@ -1,0 +1,167 @@
+//! Writers of checkpoints for Python. `python/tload/_files/save.py` is their public interface.
+
+use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use tload::internal::process_id;
+use tload::write::{TensorSpec, WriteOptions, remove_incomplete as remove};
+use tload::{Dtype, Error};
+use tload_pymemory::error::{exception, invalid_request};
+
+use crate::buffers::with_bytes;
+use crate::checkpoint::LocationArgument;
+use crate::interrupt::{self, attend};
+use crate::store::StoreArgument;
+
+/// Writes a checkpoint, tensor by tensor.
+#[pyclass(frozen, module = "tload._tload")]
+#[derive(Debug)]
+pub(crate) struct Writer {
+    /// `None` once it has ended.
+    inner: Mutex<Option<tload::write::Writer>>,
+    process: u32,
+}
+
+impl Writer {
+    fn lock(&self) -> MutexGuard<'_, Option<tload::write::Writer>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `work` with the writer, which no forked child may use.
+    fn with<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut tload::write::Writer) -> PyResult<tload::Result<T>>,
+    ) -> PyResult<T> {
+        attend(py)?;
+        match self
+            .lock()
+            .as_mut()
+            .filter(|_| self.process == process_id())
+        {
+            Some(writer) => work(writer)?.map_err(|error| exception(py, &error)),
+            None => Err(invalid_request(py, "this writer has ended".to_owned())),
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.process != process_id() {
+            // The files and threads are the parent's.
+            let _left_alone = ManuallyDrop::new(self.lock().take());
+        }
+    }
+}
+
+/// Name, dtype and shape of a tensor.
+type Described = (String, String, Vec<u64>);
+
+fn spec((name, dtype, shape): Described) -> tload::Result<TensorSpec> {
+    let dtype = Dtype::from_name(&dtype).ok_or_else(|| {
+        let message = format!("safetensors files have no dtype {dtype:?}");
+        Error::unsupported(message).with_tensor(&*name)
+    })?;
+    TensorSpec::new(name, dtype, shape)
+}
+
+#[pymethods]
+impl Writer {
+    /// Begins a checkpoint of these tensors; `None` if they are not known yet.
+    #[new]
+    #[pyo3(signature = (location, tensors, *, max_shard_size, metadata, aliases, replace, manifest, plain_names, store))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords; Python gives each by its name"
+    )]
+    fn new(
+        py: Python<'_>,
+        location: LocationArgument,
+        tensors: Option<Vec<Described>>,
+        max_shard_size: u64,
+        metadata: BTreeMap<String, String>,
+        aliases: BTreeMap<String, String>,
+        replace: bool,
+        manifest: bool,
+        plain_names: bool,
+        store: StoreArgument,
+    ) -> PyResult<Self> {
+        let options = WriteOptions::new()
+            .max_shard_bytes(max_shard_size)
+            .metadata(metadata)
+            .aliases(aliases)
+            .replace(replace)
+            .manifest(manifest)
+            .plain_names(plain_names);
+        let inner = interrupt::run(py, move || {
+            let options = options.store(store.read()?);
+            let location = location.parse()?;
+            let specs: Option<Vec<_>> = tensors
+                .map(|tensors| tensors.into_iter().map(spec).collect::<Result<_, _>>())
+                .transpose()?;
+            match specs {
+                Some(specs) => tload::write::Writer::planned(&location, specs, options),
+                None => tload::write::Writer::create(&location, options),
+            }
+        })?;
+        Ok(Self {
+            inner: Mutex::new(Some(inner)),
+            process: process_id(),
+        })
+    }
+
+    /// Returns the names in the order in which the tensors have to come.
+    fn order(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, |writer| {
+            Ok(Ok(writer.order().map(str::to_owned).collect()))
+        })
+    }
+
+    /// Begins a tensor.
+    fn begin(&self, py: Python<'_>, name: String, dtype: String, shape: Vec<u64>) -> PyResult<()> {
+        self.with(py, |writer| {
+            Ok(spec((name, dtype, shape)).and_then(|spec| writer.begin(spec)))
+        })
+    }
+
+    /// Writes the next bytes of the tensor.
+    fn write(&self, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.with(buffer.py(), |writer| {
+            with_bytes(buffer, |bytes| writer.write(bytes))
+        })
+    }
+
+    /// Completes the checkpoint. Returns the report as JSON.
+    fn finish(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |_| Ok(Ok(())))?;
+        let writer = self.lock().take().expect("looked at above");
+        // Not on a thread that could outlive the call: afterwards it is known which checkpoint is
+        // there.
+        let report = py.detach(|| writer.finish());
+        let report = report.map_err(|error| exception(py, &error))?;
+        Ok(serde_json::to_string(&report).unwrap_or_default())
+    }
+
+    /// Leaves the destination as it is. A forked child leaves the files to its parent.
+    fn abort(&self, py: Python<'_>) {
+        if self.process == process_id() {
+            let writer = self.lock().take();
+            py.detach(|| drop(writer));
+        }
+    }
+}
+
+/// Removes what writes have left. Returns locations, and whether each was removed.
+#[pyfunction]
+#[pyo3(signature = (location, *, store))]
+pub(crate) fn remove_incomplete(
+    py: Python<'_>,
+    location: LocationArgument,
+    store: StoreArgument,
+) -> PyResult<Vec<(String, bool)>> {
+    let found = interrupt::run(py, move || remove(&location.parse()?, &store.read()?))?;
+    let rows = found.into_iter().map(|it| (it.location, it.removed));
+    Ok(rows.collect())
+}

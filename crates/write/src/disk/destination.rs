@@ -1,0 +1,228 @@
+//! Directory or file that a write makes or replaces: the one rename that makes it the new one.
+
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    CWD, FlockOperation, OFlags, RenameFlags, XattrFlags, flock, getxattr, renameat_with, setxattr,
+};
+use rustix::io::Errno;
+
+use super::stage::{ATTRIBUTE, Stage, resolved};
+use super::{beside, file_error, sync_directory};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::SUFFIX;
+use crate::options::Location;
+use crate::step;
+use crate::write_id::WriteId;
+use crate::write_options::WriteOptions;
+
+/// Path of the checkpoint, and what was there at the start.
+#[derive(Debug)]
+pub(super) struct Destination {
+    path: PathBuf,
+    is_file: bool,
+    old: Option<Old>,
+}
+
+/// Directory or file that is replaced, held open so that its number is not given to another one.
+#[derive(Debug)]
+struct Old {
+    file: File,
+    metadata: Metadata,
+    is_empty: bool,
+}
+
+impl Destination {
+    /// Looks at what is there.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for something that must not be replaced.
+    pub(super) fn open(path: &Path, options: &WriteOptions) -> Result<Self> {
+        let path = resolved(path)?;
+        let old = Old::open(&path)?;
+        let is_directory = old.as_ref().is_some_and(|old| old.metadata.is_dir());
+        let is_file = !is_directory && Location::from_path(&path).has_extension(&SUFFIX[1..]);
+        let refused =
+            |message: &str| Err(Error::invalid_request(message).with_location(path.display()));
+        match &old {
+            Some(old) if !is_directory && (!is_file || !old.metadata.is_file()) => {
+                return refused("is neither a directory nor a safetensors file");
+            }
+            Some(old) if !old.is_empty && !options.replace => {
+                let what = if is_file {
+                    "the file exists"
+                } else {
+                    "the directory is not empty"
+                };
+                return refused(what).map_err(|error| {
+                    error.with_hint("write to another place, or set the option replace")
+                });
+            }
+            Some(old) if !old.is_empty && options.plain_names && !is_file => {
+                return refused("plain names are for a new directory: whoever reads the old index would read new shards")
+                    .map_err(|error| error.with_hint("leave plain_names out, or write to a new directory"));
+            }
+            Some(_) | None => {}
+        }
+        Ok(Self { path, is_file, old })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn is_file(&self) -> bool {
+        self.is_file
+    }
+
+    /// Returns the last component.
+    pub(super) fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    /// Makes the files of `stage` those at the destination. Returns the path of what was there, if
+    /// that is kept.
+    pub(super) fn publish(&self, stage: &Stage) -> Result<Option<String>> {
+        step::reach();
+        let replaced = if self.is_file {
+            self.publish_file(stage)?
+        } else {
+            self.publish_directory(stage)?
+        };
+        step::reach();
+        sync_directory(self.path.parent().unwrap_or(Path::new("/")))?;
+        step::reach();
+        Ok(replaced)
+    }
+
+    fn publish_directory(&self, stage: &Stage) -> Result<Option<String>> {
+        let failed = |error: std::io::Error| file_error("cannot rename to", &self.path, error);
+        let Some(old) = &self.old else {
+            stage.sync()?;
+            step::reach();
+            // A directory does not take the place of one that has files.
+            return match fs::rename(stage.path(), &self.path) {
+                Ok(()) => Ok(None),
+                Err(_) if self.path.exists() => Err(self.conflict()),
+                Err(error) => Err(failed(error)),
+            };
+        };
+        beside::keep(&self.path, stage.path(), &old.metadata)?;
+        stage.sync()?;
+        step::reach();
+        self.lock(old)?;
+        match renameat_with(CWD, stage.path(), CWD, &self.path, RenameFlags::EXCHANGE) {
+            Ok(()) => {}
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+                return Err(
+                    Error::unsupported("the file system cannot exchange two directories")
+                        .with_location(self.path.display())
+                        .with_hint("write to a new directory"),
+                );
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+        step::reach();
+        if old.is_empty && fs::remove_dir(stage.path()).is_ok() {
+            return Ok(None);
+        }
+        Ok(Some(stage.path().display().to_string()))
+    }
+
+    fn publish_file(&self, stage: &Stage) -> Result<Option<String>> {
+        let written = stage.path().join(self.name());
+        let failed = |error: std::io::Error| file_error("cannot rename to", &self.path, error);
+        if let Some(id) = id_of(stage.path()) {
+            let _ = setxattr(&written, ATTRIBUTE, id.as_bytes(), XattrFlags::empty());
+        }
+        if let Some(old) = &self.old {
+            self.lock(old)?;
+            fs::set_permissions(&written, old.metadata.permissions()).map_err(failed)?;
+            fs::rename(&written, &self.path).map_err(failed)?;
+        } else {
+            // A link fails where something is.
+            match fs::hard_link(&written, &self.path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                    return Err(self.conflict());
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Locks what is replaced, until the write ends, and requires that no other writer has replaced
+    /// it.
+    fn lock(&self, old: &Old) -> Result<()> {
+        // Where the file system has no locks, two writers could both pass the test below.
+        if let Err(error) = flock(&old.file, FlockOperation::LockExclusive) {
+            tracing::debug!(%error, "the file system has no locks");
+        }
+        step::reach();
+        let failed = |error| file_error("cannot open", &self.path, error);
+        let now = fs::metadata(&self.path).map_err(failed)?;
+        if (now.dev(), now.ino()) != (old.metadata.dev(), old.metadata.ino()) {
+            return Err(self.conflict());
+        }
+        Ok(())
+    }
+
+    /// Returns the error for a destination that another writer was faster at.
+    fn conflict(&self) -> Error {
+        let by = match writer(&self.path) {
+            Some(id) => format!("write {id}"),
+            None => "another program".to_owned(),
+        };
+        let message = format!("{by} was faster: it has written what is there now");
+        Error::new(ErrorKind::Changed, message)
+            .with_location(self.path.display())
+            .with_hint("see that no two programs write to the same place, and write again")
+    }
+}
+
+/// Returns the identifier of the write that made a directory or file.
+fn writer(path: &Path) -> Option<String> {
+    let of_shards = || {
+        let names = fs::read_dir(path).ok()?;
+        let mut names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.find_map(|name| Some(WriteId::of_shard(&name)?.to_string()))
+    };
+    id_of(path).or_else(of_shards)
+}
+
+fn id_of(path: &Path) -> Option<String> {
+    let mut text = [0; 32];
+    let len = getxattr(path, ATTRIBUTE, &mut text[..]).ok()?;
+    let id = WriteId::parse(std::str::from_utf8(&text[..len]).ok()?)?;
+    Some(id.to_string())
+}
+
+impl Old {
+    fn open(path: &Path) -> Result<Option<Self>> {
+        let failed = |error| file_error("cannot open", path, error);
+        let mut options = File::options();
+        // A pipe is refused later, and not waited for.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = match options.read(true).custom_flags(flags).open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        let metadata = file.metadata().map_err(failed)?;
+        let is_empty = if metadata.is_dir() {
+            fs::read_dir(path).map_err(failed)?.next().is_none()
+        } else {
+            metadata.len() == 0
+        };
+        Ok(Some(Self {
+            file,
+            metadata,
+            is_empty,
+        }))
+    }
+}

@@ -1,0 +1,73 @@
+//! Shards that no index names: of killed writers, and of replaced checkpoints.
+//!
+//! A writer that runs has shards too. It cannot succeed any more once an index has been written
+//! after it began, so shards that are older than the index are never named by a later one. Others
+//! may be of a writer that runs, unless they are a day old.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use object_store::path::Path;
+
+use super::client::Client;
+use crate::error::Result;
+use crate::format::{INDEX_NAME, SUFFIX};
+use crate::leftovers::Leftover;
+use crate::options::{Location, StoreOptions};
+use crate::write_id::WriteId;
+
+/// Age in seconds from which shards that no index names are taken for those of a killed writer.
+const AGE: i64 = 24 * 60 * 60;
+
+/// Removes the shards that no index names, and returns them by write.
+pub(crate) fn remove(location: &Location, options: &StoreOptions) -> Result<Vec<Leftover>> {
+    let client = Client::open(location, options)?;
+    let index = client.path(INDEX_NAME);
+    // The index first: shards that a new index names may be listed, and then are newer than it.
+    let (state, text, level) = client.wait(|client| async move {
+        let state = client.state(&index).await?;
+        let text = client.text(&index).await?;
+        Ok((state, text, client.list().await?))
+    })?;
+    let used = text.as_deref().map_or_else(BTreeSet::new, shards);
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = since.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0));
+    let mut writes: BTreeMap<String, (i64, Vec<Path>)> = BTreeMap::new();
+    for object in level.objects {
+        let name = object.location.filename().unwrap_or_default();
+        let id = WriteId::of_shard(name).filter(|_| name.ends_with(SUFFIX));
+        if let Some(id) = id.filter(|_| !used.contains(name)) {
+            let (oldest, paths) = writes
+                .entry(id.to_string())
+                .or_insert((i64::MAX, Vec::new()));
+            *oldest = object.modified.min(*oldest);
+            paths.push(object.location);
+        }
+    }
+    let mut found = Vec::new();
+    for (id, (oldest, paths)) in writes {
+        let is_overtaken = state.as_ref().is_some_and(|index| oldest < index.modified);
+        let removed = is_overtaken || oldest < now - AGE;
+        if removed {
+            client.delete(paths)?;
+        }
+        found.push(Leftover {
+            location: location.join(&format!("model-{id}-*")).to_string(),
+            removed,
+        });
+    }
+    Ok(found)
+}
+
+/// Returns the names of the shards of an index.
+fn shards(text: &[u8]) -> BTreeSet<String> {
+    let index: serde_json::Value = serde_json::from_slice(text).unwrap_or_default();
+    let map = index["weight_map"].as_object().into_iter().flatten();
+    map.filter_map(|(_, file)| file.as_str().map(str::to_owned))
+        .collect()
+}
+
+/// Returns the identifier of the write that made an index.
+pub(super) fn named(text: &[u8]) -> Option<WriteId> {
+    shards(text).iter().find_map(|name| WriteId::of_shard(name))
+}

@@ -1,0 +1,132 @@
+//! Options of a write.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::options::StoreOptions;
+use crate::transform::Transform;
+
+/// Default maximum of bytes of tensors in one file: that of `huggingface_hub`.
+pub const SHARD_BYTES_MAX: u64 = 5_000_000_000;
+
+/// Makes the transform of the file with this name.
+type Transforms = Arc<dyn Fn(&str) -> Box<dyn Transform> + Send + Sync>;
+
+/// Options of a write.
+///
+/// # Examples
+///
+/// ```
+/// # mod tload { pub mod write { pub use tload_write::WriteOptions; } }
+/// use tload::write::WriteOptions;
+///
+/// let options = WriteOptions::new().replace(true).max_shard_bytes(2 << 30);
+/// # let _ = options;
+/// ```
+#[derive(Clone)]
+pub struct WriteOptions {
+    pub(crate) shard_bytes_max: u64,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) aliases: BTreeMap<String, String>,
+    pub(crate) replace: bool,
+    pub(crate) manifest: bool,
+    pub(crate) plain_names: bool,
+    pub(crate) store: StoreOptions,
+    pub(crate) transforms: Option<Transforms>,
+}
+
+impl WriteOptions {
+    /// Creates the default options.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            shard_bytes_max: SHARD_BYTES_MAX,
+            metadata: BTreeMap::new(),
+            aliases: BTreeMap::new(),
+            replace: false,
+            manifest: false,
+            plain_names: false,
+            store: StoreOptions::new(),
+            transforms: None,
+        }
+    }
+
+    /// Sets the maximum of bytes of tensors in one file. A larger tensor has a file of its own.
+    #[must_use]
+    pub fn max_shard_bytes(mut self, bytes: u64) -> Self {
+        self.shard_bytes_max = bytes;
+        self
+    }
+
+    /// Sets the metadata of every file. Default: none.
+    #[must_use]
+    pub fn metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// Sets names of tensors that are stored under another name: tied weights. They go into the
+    /// metadata of the file, or of the index if there is one, unless they are in it.
+    #[must_use]
+    pub fn aliases(mut self, aliases: BTreeMap<String, String>) -> Self {
+        self.aliases = aliases;
+        self
+    }
+
+    /// Sets whether a checkpoint that is at the destination is replaced. Default: it is an error.
+    #[must_use]
+    pub fn replace(mut self, replace: bool) -> Self {
+        self.replace = replace;
+        self
+    }
+
+    /// Sets whether a manifest with the digests of all files is written. Default: none.
+    #[must_use]
+    pub fn manifest(mut self, manifest: bool) -> Self {
+        self.manifest = manifest;
+        self
+    }
+
+    /// Sets whether shards have the names that `huggingface_hub` gives them, without an identifier
+    /// of the write. Only where there is nothing yet.
+    #[must_use]
+    pub fn plain_names(mut self, plain: bool) -> Self {
+        self.plain_names = plain;
+        self
+    }
+
+    /// Sets options of the object store.
+    #[must_use]
+    pub fn store(mut self, options: StoreOptions) -> Self {
+        self.store = options;
+        self
+    }
+
+    /// Sets what changes the bytes of each file on their way.
+    #[must_use]
+    pub fn transform(
+        mut self,
+        of_file: impl Fn(&str) -> Box<dyn Transform> + Send + Sync + 'static,
+    ) -> Self {
+        self.transforms = Some(Arc::new(of_file));
+        self
+    }
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for WriteOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteOptions")
+            .field("shard_bytes_max", &self.shard_bytes_max)
+            .field("replace", &self.replace)
+            .field("manifest", &self.manifest)
+            .field("plain_names", &self.plain_names)
+            .finish_non_exhaustive()
+    }
+}

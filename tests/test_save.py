@@ -1,0 +1,266 @@
+"""Checkpoints that `tload.save` writes, compared with those of safetensors and huggingface_hub."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import tload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+
+def every_dtype() -> dict[str, Any]:
+    """Return tensors of all dtypes of torch that files have, in an order that is not theirs."""
+    from tload._tensors.torch_tensors import dtype_names
+
+    state = {"scalar": torch.tensor(3.5), "empty": torch.empty((0, 4), dtype=torch.int64)}
+    for dtype, name in dtype_names().items():
+        count = 6 * dtype.itemsize
+        bytes_ = torch.arange(count, dtype=torch.uint8)
+        state[f"z.{name}"] = (bytes_ % 2 if name == "BOOL" else bytes_).view(dtype).reshape(2, 3)
+    return state
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("metadata", [{}, {"format": "pt"}])
+def test_file_has_bytes_of_safetensors(tmp_path: Path, metadata: dict[str, str]) -> None:
+    state = every_dtype()
+    assert len(state) > 18
+    safetensors_torch.save_file(state, tmp_path / "theirs.safetensors", metadata=metadata or None)
+    report = tload.save(state, tmp_path / "ours.safetensors", metadata=metadata)
+    ours, theirs = ((tmp_path / f"{name}.safetensors").read_bytes() for name in ("ours", "theirs"))
+    assert ours == theirs
+    assert (report.tensors, report.file_bytes) == (len(state), len(theirs))
+    assert report.files == ("ours.safetensors",)
+
+
+def test_file_has_bytes_of_safetensors_for_numpy(tmp_path: Path) -> None:
+    safetensors_numpy = pytest.importorskip("safetensors.numpy")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    state = {
+        "f": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.ones(5, dtype=ml_dtypes.bfloat16),
+        "i": np.arange(3, dtype=np.uint16),
+        "s": np.array(7, dtype=np.int64),
+    }
+    safetensors_numpy.save_file(state, tmp_path / "theirs.safetensors")
+    tload.save({**state, "i": state["i"].astype(">u2")}, tmp_path / "ours.safetensors")
+    assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("size", ["1KB", "20KB", 35_000, "5GB"])
+def test_shards_are_those_of_huggingface_hub(tmp_path: Path, size: str | int) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    generator = torch.Generator().manual_seed(1)
+    state = {
+        f"layer.{index}": torch.randn(int(torch.randint(1, 5000, (), generator=generator)), generator=generator)
+        for index in range(20)
+    }
+    (tmp_path / "theirs").mkdir()
+    hub.save_torch_state_dict(state, tmp_path / "theirs", max_shard_size=size)
+    tload.save(state, tmp_path / "ours", max_shard_size=size, plain_names=True)
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("ours", "theirs")
+    )
+    assert ours == theirs
+    loaded = tload.load(tmp_path / "ours")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
+def test_tied_weights_are_stored_as_by_save_model(tmp_path: Path) -> None:
+    from tload.safetensors.torch import load_model
+
+    model = torch.nn.Module()
+    model.embed = torch.nn.Embedding(5, 3)
+    model.head = torch.nn.Linear(3, 5, bias=False)
+    model.head.weight = model.embed.weight
+    safetensors_torch.save_model(model, tmp_path / "theirs.safetensors")
+    tload.save(model, tmp_path / "ours.safetensors", metadata={})
+    assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
+    with torch.no_grad():
+        kept = model.embed.weight.clone()
+        model.embed.weight.zero_()
+    load_model(model, tmp_path / "ours.safetensors")
+    assert torch.equal(model.head.weight, kept)
+    # Several files have the names in the index.
+    tload.save(model, tmp_path / "sharded", max_shard_size=1)
+    state = {**model.state_dict(), "other": torch.ones(3)}
+    tload.save(state, tmp_path / "sharded", max_shard_size=1, replace=True)
+    index = json.loads((tmp_path / "sharded/model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": 72, "head.weight": "embed.weight"}
+
+
+def test_tensors_that_overlap_are_stored_whole(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    state = {"all": base, "rows": base[1:], "turned": base.T, "strided": base[:, ::2], "conj": (base + 1j).conj()}
+    tload.save(state, tmp_path / "model")
+    loaded = tload.load(tmp_path / "model")
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
+def test_large_tensors_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tload._tensors import stored
+
+    monkeypatch.setattr(stored, "PIECE_BYTES", 1000)
+    state = {
+        "turned": torch.arange(30_000).reshape(100, 300).T,
+        "row": torch.arange(9000.0).reshape(3000, 3).T[None],
+        "numpy": np.arange(20_000).reshape(100, 200).T,
+        "swapped": np.arange(700, dtype=">i4"),
+    }
+    for name in ("turned", "row"):
+        pieces = list(stored.described(name, state[name]).pieces())
+        assert len(pieces) > 9
+        assert all(len(piece) <= 1000 for piece in pieces)
+    tload.save(state, tmp_path / "model")
+    loaded = tload.load(tmp_path / "model", framework="numpy")
+    for name, tensor in state.items():
+        np.testing.assert_array_equal(loaded[name], np.asarray(tensor))
+
+
+def test_iterator_is_written_while_it_produces(tmp_path: Path) -> None:
+    source = {f"{index}": torch.full((50_000,), float(index)) for index in range(30)}
+    written: list[int] = []
+
+    def produced() -> Iterator[tuple[str, Any]]:
+        for name, tensor in source.items():
+            # The shards of earlier tensors are there before later ones exist.
+            written.append(sum(1 for _ in tmp_path.glob(".model.tload-*/*")))
+            yield name, tensor
+
+    report = tload.save(produced(), tmp_path / "model", max_shard_size="1MB")
+    assert written[0] == 0
+    assert written[-1] >= 5
+    assert len(report.files) == written[-1]
+    loaded = tload.load(tmp_path / "model")
+    assert list(loaded) == list(source)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in source.items())
+
+
+def test_manifest_lets_loads_verify(tmp_path: Path) -> None:
+    tload.save({"a": torch.ones(5), "b": torch.zeros(3)}, tmp_path / "model", manifest=True, max_shard_size=1)
+    assert tload.verify(tmp_path / "model").ok
+    tload.load(tmp_path / "model", verify="require")
+
+
+def test_replaced_checkpoint_is_kept_until_it_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    tload.save({"a": torch.zeros(3)}, path)
+    (path / "config.json").write_text("{}")
+    with pytest.raises(tload.InvalidRequestError, match=r"not empty\n.*option replace"):
+        tload.save({"a": torch.ones(3)}, path)
+    report = tload.save({"a": torch.ones(3)}, path, replace=True)
+    assert report.replaced is not None
+    assert names(path) == ["config.json", "model.safetensors"]
+    assert torch.equal(tload.load(path)["a"], torch.ones(3))
+    assert torch.equal(tload.load(report.replaced)["a"], torch.zeros(3))
+    assert tload.remove_incomplete(path) == [(report.replaced, True)]
+    assert names(tmp_path) == ["model"]
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "list": (lambda: {"a": [1.0]}, tload.InvalidRequestError, "found list"),
+    "meta": (lambda: {"a": torch.empty(3, device="meta")}, tload.InvalidRequestError, "device meta"),
+    "sparse": (lambda: {"a": torch.eye(3).to_sparse()}, tload.InvalidRequestError, "to_dense"),
+    "dtype": (lambda: {"a": torch.zeros(3, dtype=torch.complex128)}, tload.UnsupportedError, "complex128"),
+    "numpy dtype": (lambda: {"a": np.zeros(3, dtype="U2")}, tload.UnsupportedError, "<U2"),
+    "reserved": (lambda: {"__metadata__": torch.zeros(3)}, tload.InvalidRequestError, "reserves"),
+    "twice": (lambda: iter([("a", torch.ones(1))] * 2), tload.InvalidRequestError, "comes twice"),
+    "name": (lambda: {1: torch.ones(1)}, TypeError, "found int"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_tensors_leave_nothing(tmp_path: Path, case: str) -> None:
+    tensors, error, text = WRONG[case]
+    with pytest.raises(error, match=text):
+        tload.save(tensors(), tmp_path / "model")
+    assert names(tmp_path) == []
+
+
+def test_failure_of_producer_leaves_old_checkpoint(tmp_path: Path) -> None:
+    tload.save({"a": torch.zeros(3)}, tmp_path / "model")
+
+    def failing() -> Iterator[tuple[str, Any]]:
+        yield "a", torch.ones(3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tload.save(failing(), tmp_path / "model", replace=True)
+    assert names(tmp_path) == ["model"]
+    assert torch.equal(tload.load(tmp_path / "model")["a"], torch.zeros(3))
+
+
+def test_forked_child_leaves_files_to_parent(tmp_path: Path) -> None:
+    # The fork is in a program of its own: this process has threads.
+    program = """
+import os, sys, torch, tload
+def produced():
+    yield "a", torch.ones(3)
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    yield "b", torch.ones(3)
+tload.save(produced(), sys.argv[1])
+"""
+    path = tmp_path / "model"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, str(path)], check=True)
+    assert list(tload.load(path)) == ["a", "b"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_killed_program_leaves_old_checkpoint(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys, torch, tload
+def produced():
+    yield "a", torch.ones(3_000_000)
+    os.kill(os.getpid(), signal.SIGKILL)
+tload.save(produced(), sys.argv[1], replace=True)
+"""
+    path = tmp_path / "model"
+    tload.save({"a": torch.zeros(3)}, path)
+    killed = subprocess.run([sys.executable, "-W", "ignore", "-c", program, str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert torch.equal(tload.load(path)["a"], torch.zeros(3))
+    (left,) = tmp_path.glob(".model.tload-*")
+    refused = subprocess.run([sys.executable, "-m", "tload", "rm", str(path)], check=False, capture_output=True)
+    assert refused.returncode == 2
+    assert left.exists()
+    command = [sys.executable, "-W", "ignore", "-m", "tload", "rm", "--incomplete", str(path)]
+    removed = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert removed.stdout.split() == ["removed", str(left)]
+    assert names(tmp_path) == ["model"]
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """800 MB pass through a program that may hold some 200 more than the import of torch."""
+    program = """
+import resource, sys, torch, tload
+tload.save({"a": torch.ones(4)}, sys.argv[1] + "/warm")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tensors = ((str(index), torch.full((5_000_000,), float(index))) for index in range(40))
+tload.save(tensors, sys.argv[1] + "/model")
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) // 1024)
+"""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    assert int(run.stdout) < 200
