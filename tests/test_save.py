@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import servers
+
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
@@ -247,6 +249,23 @@ tload.save(produced(), sys.argv[1], replace=True)
     removed = subprocess.run(command, check=True, capture_output=True, text=True)
     assert removed.stdout.split() == ["removed", str(left)]
     assert names(tmp_path) == ["model"]
+
+
+def test_checkpoint_in_a_store_is_written_and_replaced(s3: servers.S3) -> None:
+    s3.put("models", "other", b"x")
+    url = "s3://models/saved"
+    state = {f"{index}": torch.full((3_000_000,), float(index)) for index in range(3)}
+    first = tload.save(state, url, store=s3.store, max_shard_size="20MB")
+    assert all(first.id in name for name in first.files)
+    loaded = tload.load(url, store=s3.store)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+    with pytest.raises(tload.InvalidRequestError, match="there is a checkpoint"):
+        tload.save(state, url, store=s3.store)
+    second = tload.save({"a": torch.ones(3)}, url, store=s3.store, replace=True)
+    assert second.replaced == url
+    assert list(tload.load(url, store=s3.store)) == ["a"]
+    assert all(removed or first.id in location for location, removed in tload.remove_incomplete(url, store=s3.store))
+    assert list(tload.load(url, store=s3.store)) == ["a"]
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
