@@ -1,13 +1,15 @@
 //! `--trace` of `load` and `bench`: tracks whose events follow each other, and sums that are those
-//! of the report.
+//! of the report, also in the eyes of Perfetto's trace processor.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::succeed;
+use crate::requirement::requirement;
+use crate::{stderr, succeed};
 
 /// Tolerance of times, microseconds: they have three decimals.
 const CLOSE: f64 = 0.002;
@@ -93,6 +95,78 @@ pub(crate) fn assert_sums(sums: &Sums, report: &Value) {
     assert_eq!(sums.count["phase"], phases as u64);
 }
 
+/// Mistakes that Perfetto finds in a trace.
+const MISTAKES: &str = "select name from stats where value != 0 and severity != 'info'";
+
+/// Events with a duration by process and category.
+const EVENTS: &str = "\
+    select process.pid as pid, category, count() as count, \
+        ifnull(sum(extract_arg(slice.arg_set_id, 'args.bytes')), 0) as bytes \
+    from slice join thread_track on thread_track.id = slice.track_id \
+        join thread using (utid) join process using (upid) \
+    group by pid, category";
+
+/// Returns the rows of a query of Perfetto's own trace processor; `None` if it is not installed.
+fn perfetto(trace: &str, sql: &str) -> Option<Value> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let processor = root.join("../../.tools/perfetto");
+    let found = match Command::new("node").arg("--version").output() {
+        Err(error) => Err(format!("node: {error}")),
+        Ok(_) if processor.exists() => Ok(()),
+        Ok(_) => Err("tools/servers perfetto installs it".to_owned()),
+    };
+    requirement("perfetto", found)?;
+    let output = Command::new("node")
+        .arg(root.join("tests/it/perfetto.mjs"))
+        .args([processor.as_os_str(), trace.as_ref(), sql.as_ref()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// Checks that Perfetto finds no mistake in a trace, and the same events.
+#[track_caller]
+fn assert_perfetto(trace: &str, all: &BTreeMap<u64, Sums>) {
+    let Some(mistakes) = perfetto(trace, MISTAKES) else {
+        return;
+    };
+    assert_eq!(mistakes, json!([]));
+    let mut wanted = Vec::new();
+    for (pid, sums) in all {
+        for (category, count) in &sums.count {
+            let bytes = sums.bytes[category];
+            let row = json!({"pid": pid, "category": category, "count": count, "bytes": bytes});
+            wanted.push(row);
+        }
+    }
+    assert_eq!(perfetto(trace, EVENTS), Some(Value::Array(wanted)));
+}
+
+#[test]
+fn perfetto_tells_mistakes() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let event = |ts: u64| json!({"ph": "X", "pid": 1, "tid": 1, "ts": ts, "dur": 5, "name": "a"});
+    for (second, wanted) in [
+        (event(6), json!([])),
+        (
+            event(3),
+            json!([{"name": "slice_drop_overlapping_complete_event"}]),
+        ),
+        (
+            json!({"ph": "X", "ts": {}}),
+            json!([{"name": "json_tokenizer_failure"}]),
+        ),
+    ] {
+        let text = json!({"traceEvents": [event(1), second]}).to_string();
+        fs::write(&trace, text).unwrap();
+        if let Some(found) = perfetto(trace.to_str().unwrap(), MISTAKES) {
+            assert_eq!(found, wanted);
+        }
+    }
+}
+
 #[test]
 fn trace_of_a_load_has_every_read_and_tensor() {
     let folder = tempfile::tempdir().unwrap();
@@ -112,6 +186,7 @@ fn trace_of_a_load_has_every_read_and_tensor() {
         let all = sums(Path::new(&trace));
         assert_eq!(all.len(), 1);
         assert_sums(&all[&1], &output["report"]);
+        assert_perfetto(&trace, &all);
     }
 }
 
@@ -127,6 +202,7 @@ fn trace_of_a_benchmark_has_a_process_per_load() {
     succeed(bench.iter().chain(&["--trace", &trace, "--json", &json]));
     let all = sums(Path::new(&trace));
     assert_eq!(all.len(), 4, "two rounds of two cells");
+    assert_perfetto(&trace, &all);
     let results: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let report = &results["cells"][0]["samples"][0]["report"];
     for sums in all.values() {
