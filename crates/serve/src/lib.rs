@@ -161,7 +161,7 @@ impl Server {
         format!("{scheme}://{}/", self.address)
     }
 
-    /// Returns why the store or the cache could not be asked at the start, if it may be there later.
+    /// Returns why the store or the cache could not be asked at the start; it may be there later.
     pub fn doubt(&self) -> Option<&Error> {
         match &self.service.site.served {
             Served::Files(_) => None,

@@ -269,7 +269,7 @@ fn mistake_that_fails_every_request_is_an_error_at_start() {
             5,
             "have expired",
         ),
-        // It cannot be read, whoever may list.
+        // It cannot be read, and need not be listed.
         (
             "s3://bucket/other.json",
             at(&url),
