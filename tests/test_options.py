@@ -225,6 +225,23 @@ def test_unknown_keyword_names_called_function(floats: Floats) -> None:
         assert str(caught.value) == message
 
 
+def test_options_of_stores_are_told_from_unknown_keywords(floats: Floats, tmp_path: Path) -> None:
+    calls: list[tuple[str, Any, tuple[Any, ...]]] = [
+        ("load", tload.load, (floats[0],)),
+        ("stream", tload.stream, (floats[0],)),
+        ("load_into", tload.load_into, ({}, floats[0])),
+        ("copy", tload.copy, (floats[0], tmp_path)),
+        ("verify", tload.verify, (floats[0],)),
+    ]
+    for name, call, arguments in calls:
+        with pytest.raises(TypeError) as caught:
+            call(*arguments, endpoint="http://127.0.0.1:1")
+        wanted = (
+            f"{name}() got an unexpected keyword argument 'endpoint'; options of stores are passed as store={{...}}"
+        )
+        assert str(caught.value) == wanted
+
+
 def test_unknown_keywords_of_copy_verify_and_options_suggest_nearest(tmp_path: Path) -> None:
     here = tmp_path
     cases: list[tuple[Any, tuple[Path, ...], str, str, str]] = [

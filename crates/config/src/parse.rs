@@ -233,9 +233,17 @@ impl Source<'_> {
         } else {
             ("key", format!(" in {table}"))
         };
-        let error = Error::invalid_request(format!("{what} {name:?}{of} is unknown"))
-            .with_hint(format!("it can be {}", names.join(", ")))
-            .suggesting(name, names.iter().copied());
+        let is_of_load = table.is_empty() && table::load().any(|(key, _)| key.name == name);
+        let is_of_store = table.is_empty() && table::store().any(|key| key.name == name);
+        let error = Error::invalid_request(format!("{what} {name:?}{of} is unknown"));
+        let error = if is_of_load || is_of_store {
+            let table = if is_of_load { "[load]" } else { "[store]" };
+            error.with_hint(format!("write it below {table}"))
+        } else {
+            error
+                .with_hint(format!("it can be {}", names.join(", ")))
+                .suggesting(name, names.iter().copied())
+        };
         self.at(key.span().start, error)
     }
 

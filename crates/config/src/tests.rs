@@ -121,6 +121,14 @@ fn wrong_files_name_line_and_key() {
             "/c.toml:2: table \"laod\" is unknown\n  hint: did you mean \"load\"?",
         ),
         (
+            "depth = 3\n",
+            "/c.toml:1: table \"depth\" is unknown\n  hint: write it below [load]",
+        ),
+        (
+            "\nregion = \"here\"\n",
+            "/c.toml:2: table \"region\" is unknown\n  hint: write it below [store]",
+        ),
+        (
             "load = 3\n",
             "/c.toml:1: load: wanted a table, found a whole number",
         ),

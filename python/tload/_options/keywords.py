@@ -130,7 +130,9 @@ def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozens
     """Raise `TypeError`, as Python does, for a keyword that `function` does not take."""
     for name in keywords:
         if name not in known:
-            message = f"{function}() got an unexpected keyword argument {name!r}{suggestion(name, known)}"
+            of_stores = "store" in known and any(name == key for key, *_ in _tload.STORE_KEYS)
+            advice = "; options of stores are passed as store={...}" if of_stores else suggestion(name, known)
+            message = f"{function}() got an unexpected keyword argument {name!r}{advice}"
             raise TypeError(message)
 
 
