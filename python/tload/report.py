@@ -116,8 +116,8 @@ class VerifiedBy:
     by: str
     """The origin, for example `"manifest /m/tload-manifest.json"`."""
     algorithm: str
-    """Algorithm: `"crc64nvme"`, `"crc32c"`, `"blake3"` or `"sha256"`; several are joined by
-    `" and "`. CRCs detect damage but not deliberate changes."""
+    """Algorithm: `"crc64nvme"`, `"crc32c"`, `"crc32"`, `"blake3"` or `"sha256"`; several are joined
+    by `" and "`. CRCs detect damage but not deliberate changes."""
     files: int
     """Number of files of the load."""
 

@@ -20,6 +20,8 @@ pub enum Polynomial {
     Crc32c,
     /// NVMe's, 64 bits.
     Crc64Nvme,
+    /// Ethernet's and zlib's, 32 bits.
+    Crc32,
 }
 
 /// Constants for multiplication modulo a polynomial. The highest bit stands for `x^0`.
@@ -35,6 +37,9 @@ struct Ring {
 /// `CRC-32/ISCSI` of the catalogue (reveng.sourceforge.io/crc-catalogue/all.htm), its polynomial
 /// reflected.
 static CRC32C: Ring = Ring::new(CrcAlgorithm::Crc32Iscsi, 0x82F6_3B78, 1 << 31);
+
+/// `CRC-32/ISO-HDLC` of that catalogue.
+static CRC32: Ring = Ring::new(CrcAlgorithm::Crc32IsoHdlc, 0xEDB8_8320, 1 << 31);
 
 /// `CRC-64/NVME` of that catalogue.
 static CRC64_NVME: Ring = Ring::new(CrcAlgorithm::Crc64Nvme, 0x9A6C_9329_AC4B_C9B5, 1 << 63);
@@ -118,10 +123,14 @@ impl Ring {
 }
 
 impl Polynomial {
+    /// All, in their order.
+    const ALL: [Self; 3] = [Self::Crc32c, Self::Crc64Nvme, Self::Crc32];
+
     fn ring(self) -> &'static Ring {
         match self {
             Self::Crc32c => &CRC32C,
             Self::Crc64Nvme => &CRC64_NVME,
+            Self::Crc32 => &CRC32,
         }
     }
 
@@ -160,29 +169,20 @@ impl Polynomial {
     }
 }
 
-/// Both CRCs of some bytes, computed before it is known which one is needed.
+/// All CRCs of some bytes, computed before it is known which one is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Crcs {
-    crc32c: u64,
-    crc64nvme: u64,
-}
+pub struct Crcs([u64; 3]);
 
 impl Crcs {
-    /// Computes both CRCs of concatenated bytes.
+    /// Computes all CRCs of concatenated bytes.
     pub fn new(all: &[&[u8]]) -> Self {
-        Self {
-            crc32c: Polynomial::Crc32c.checksum(all),
-            crc64nvme: Polynomial::Crc64Nvme.checksum(all),
-        }
+        Self(Polynomial::ALL.map(|polynomial| polynomial.checksum(all)))
     }
 
     /// Returns the CRC for one polynomial.
     #[inline]
     pub fn get(&self, polynomial: Polynomial) -> u64 {
-        match polynomial {
-            Polynomial::Crc32c => self.crc32c,
-            Polynomial::Crc64Nvme => self.crc64nvme,
-        }
+        self.0[polynomial as usize]
     }
 }
 
@@ -249,12 +249,11 @@ mod tests {
 
     use super::*;
 
-    const BOTH: [Polynomial; 2] = [Polynomial::Crc32c, Polynomial::Crc64Nvme];
-
     #[test]
     fn crc_matches_catalogue_check_values() {
         // "check" in the catalogue: the CRC of the nine ASCII digits.
         assert_eq!(Polynomial::Crc32c.checksum(&[b"123456789"]), 0xE306_9283);
+        assert_eq!(Polynomial::Crc32.checksum(&[b"123456789"]), 0xCBF4_3926);
         assert_eq!(
             Polynomial::Crc64Nvme.checksum(&[b"12345", b"6789"]),
             0xAE8B_1486_0A79_9888
@@ -263,7 +262,7 @@ mod tests {
 
     #[test]
     fn sum_handles_zero_and_one_byte() {
-        for polynomial in BOTH {
+        for polynomial in Polynomial::ALL {
             let sum = Sum::new(polynomial, 0);
             assert!(sum.is_whole());
             let sum = Sum::new(polynomial, 1);
@@ -276,7 +275,7 @@ mod tests {
     #[test]
     fn combine_matches_library_for_huge_lengths() {
         // Lengths that do not fit into memory, checked against the library's own combination.
-        for polynomial in BOTH {
+        for polynomial in Polynomial::ALL {
             let (first, second) = (
                 polynomial.checksum(&[b"first"]),
                 polynomial.checksum(&[b"second"]),
@@ -302,7 +301,7 @@ mod tests {
             let mut pieces: Vec<_> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
             pieces.retain(|piece| !piece.is_empty());
             fastrand::Rng::with_seed(seed).shuffle(&mut pieces);
-            for polynomial in BOTH {
+            for polynomial in Polynomial::ALL {
                 let wanted = polynomial.checksum(&[&bytes]);
                 let sum = Sum::new(polynomial, bytes.len() as u64);
                 for (index, piece) in pieces.iter().enumerate() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::backend::Backend;
 use super::shards::ShardSet;
+use super::tensorizer;
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{self, Header};
@@ -38,16 +39,33 @@ pub(super) struct OpenedShard {
     pub(super) text: Vec<u8>,
 }
 
+/// Header as it was read and parsed.
+#[derive(Debug)]
+pub(super) struct ReadHeader {
+    pub(super) header: Header,
+    pub(super) crcs: Crcs,
+    /// Its bytes.
+    pub(super) text: Vec<u8>,
+    /// Note on what the file does not have.
+    pub(super) note: Option<String>,
+}
+
 impl OpenedShard {
     /// Parses the header that another rank has read.
     pub(super) fn from_text(source: Arc<dyn Source>, text: &[u8]) -> Result<Self> {
-        let header = format::parse(text, source.len())
-            .map_err(|error| error.into_error(source.location()))?;
-        let length_field = (text.len() as u64).to_le_bytes();
+        let (header, crcs) = if tensorizer::begins(text) {
+            let read = tensorizer::header_of(&*source, text.to_vec())?;
+            (read.header, read.crcs)
+        } else {
+            let header = format::parse(text, source.len())
+                .map_err(|error| error.into_error(source.location()))?;
+            let length_field = (text.len() as u64).to_le_bytes();
+            (header, Crcs::new(&[&length_field, text]))
+        };
         Ok(Self {
             source,
             header,
-            crcs: Crcs::new(&[&length_field, text]),
+            crcs,
             text: Vec::new(),
         })
     }
@@ -81,17 +99,18 @@ fn open_shard(location: &Location, set: &ShardSet, backend: &Backend) -> Result<
     };
     let (source, first) = backend.open(location, set.root.as_ref(), first_bytes)?;
     source.require_versioned()?;
-    let (header, crcs, text) = read_text(&*source, first)?;
-    let text = if backend.passes_on() {
-        text
-    } else {
-        Vec::new()
-    };
+    let mut read = read_text(&*source, first)?;
+    if let Some(note) = read.note {
+        backend.add_note(location, note);
+    }
+    if !backend.passes_on() {
+        read.text = Vec::new();
+    }
     Ok(OpenedShard {
         source,
-        header,
-        crcs,
-        text,
+        header: read.header,
+        crcs: read.crcs,
+        text: read.text,
     })
 }
 
@@ -101,11 +120,11 @@ fn open_shard(location: &Location, set: &ShardSet, backend: &Backend) -> Result<
 /// The cache forgets an object with an invalid header, which is then read from its origin: wrong
 /// bytes that once got into the cache would fail every start.
 pub fn read_header(source: &dyn Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
-    read_text(source, first).map(|(header, crcs, _)| (header, crcs))
+    read_text(source, first).map(|read| (read.header, read.crcs))
 }
 
 /// As [`read_header`]; also returns the header as it was read.
-fn read_text(source: &dyn Source, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u8>)> {
+fn read_text(source: &dyn Source, first: Vec<u8>) -> Result<ReadHeader> {
     let first_bytes = first.len();
     let read = header_of(source, first);
     let is_invalid = |error: &Error| error.kind() == ErrorKind::InvalidFormat;
@@ -115,8 +134,11 @@ fn read_text(source: &dyn Source, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u
     read
 }
 
-fn header_of(source: &dyn Source, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u8>)> {
+fn header_of(source: &dyn Source, first: Vec<u8>) -> Result<ReadHeader> {
     const LENGTH: usize = 8;
+    if tensorizer::begins(&first) {
+        return tensorizer::header_of(source, first);
+    }
     let invalid = |error: format::HeaderError| error.into_error(source.location());
     let len = format::header_len(&first, source.len()).map_err(invalid)?;
     let length_field = len.to_le_bytes();
@@ -129,7 +151,12 @@ fn header_of(source: &dyn Source, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u
     bytes.truncate(len);
     let header = format::parse(&bytes, source.len()).map_err(invalid)?;
     let crcs = Crcs::new(&[&length_field, &bytes]);
-    Ok((header, crcs, bytes))
+    Ok(ReadHeader {
+        header,
+        crcs,
+        text: bytes,
+        note: None,
+    })
 }
 
 #[cfg(test)]

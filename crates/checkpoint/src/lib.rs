@@ -4,7 +4,8 @@
 //! are released together, and anything else here may change in any release.
 //!
 //! `opening.rs` finds the shards of a location and checks that together they form one model,
-//! `headers.rs` reads their headers, `names.rs` merges them with the index. No tensor is read here.
+//! `headers.rs` reads their headers, `tensorizer.rs` those of Tensorizer's files, `names.rs` merges
+//! them with the index. No tensor is read here.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,6 +30,7 @@ mod open_options;
 mod opening;
 mod shards;
 mod state;
+mod tensorizer;
 mod together;
 
 // Paths of modules that are in crates below.

@@ -11,8 +11,11 @@ const SHOWN: usize = 8;
 /// File that every pipeline of diffusers has.
 const PIPELINE: &str = "model_index.json";
 
+/// Program whose files are read, but not found in a directory.
+const TENSORIZER: &str = "Tensorizer";
+
 /// Ends of the names of weights in other formats, with the program that wrote them.
-const OTHER_WEIGHTS: [(&str, &str); 9] = [
+const OTHER_WEIGHTS: [(&str, &str); 10] = [
     (".bin", "PyTorch"),
     (".pt", "PyTorch"),
     (".pth", "PyTorch"),
@@ -22,6 +25,7 @@ const OTHER_WEIGHTS: [(&str, &str); 9] = [
     (".h5", "TensorFlow"),
     (".msgpack", "Flax"),
     (".npz", "numpy"),
+    (".tensors", TENSORIZER),
 ];
 
 /// Returns the error for the directory `location` with the files `names` and the subdirectories
@@ -59,6 +63,7 @@ fn hint(names: &[String], below: &[String], holding: &[String]) -> String {
             let known = list(known);
             format!("it is a diffusers pipeline with {known}: load one of these subdirectories")
         }
+        Some((name, &TENSORIZER)) => format!("{name:?} is a file of Tensorizer: pass its path"),
         Some((name, program)) if holding.is_empty() => {
             format!("{name:?} is a file of {program}: convert it to safetensors first")
         }
@@ -115,6 +120,12 @@ mod tests {
                 &["notes"],
                 &[],
                 "\"llama.Q4_K_M.gguf\" is a file of llama.cpp: convert it to safetensors first",
+            ),
+            (
+                &["m.tensors"],
+                &[],
+                &[],
+                "\"m.tensors\" is a file of Tensorizer: pass its path",
             ),
             (
                 &["a.txt"],

@@ -161,7 +161,7 @@ impl Counting {
     fn cheapest(self, digests: &[Digest]) -> Option<Digest> {
         let cost = |digest: &&Digest| match digest.algorithm() {
             Algorithm::Crc64Nvme => 0,
-            Algorithm::Crc32c => 1,
+            Algorithm::Crc32c | Algorithm::Crc32 => 1,
             Algorithm::Blake3 => 2,
             Algorithm::Sha256 => 3,
         };

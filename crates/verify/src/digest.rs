@@ -18,6 +18,8 @@ pub enum Algorithm {
     Crc32c,
     /// CRC-64/NVME (NVM Express, NVM Command Set Specification 1.0, section 5.2.1.3.4), 8 bytes.
     Crc64Nvme,
+    /// CRC-32 (ISO-HDLC, that of zlib), 4 bytes.
+    Crc32,
     /// SHA-256 (FIPS 180-4), 32 bytes. Secure against deliberate changes, and several times slower
     /// than the others.
     Sha256,
@@ -28,13 +30,20 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All algorithms.
-    pub const ALL: [Self; 4] = [Self::Crc32c, Self::Crc64Nvme, Self::Sha256, Self::Blake3];
+    pub const ALL: [Self; 5] = [
+        Self::Crc32c,
+        Self::Crc64Nvme,
+        Self::Crc32,
+        Self::Sha256,
+        Self::Blake3,
+    ];
 
     /// Returns the name used in manifests and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crc32c => "crc32c",
             Self::Crc64Nvme => "crc64nvme",
+            Self::Crc32 => "crc32",
             Self::Sha256 => "sha256",
             Self::Blake3 => "blake3",
         }
@@ -56,7 +65,7 @@ impl Algorithm {
     #[expect(clippy::len_without_is_empty, reason = "no digest is empty")]
     pub fn len(self) -> usize {
         match self {
-            Self::Crc32c => 4,
+            Self::Crc32c | Self::Crc32 => 4,
             Self::Crc64Nvme => 8,
             Self::Sha256 | Self::Blake3 => 32,
         }
@@ -68,6 +77,7 @@ impl Algorithm {
         match self {
             Self::Crc32c => Some(Polynomial::Crc32c),
             Self::Crc64Nvme => Some(Polynomial::Crc64Nvme),
+            Self::Crc32 => Some(Polynomial::Crc32),
             Self::Sha256 | Self::Blake3 => None,
         }
     }
@@ -255,6 +265,7 @@ mod tests {
         for (text, crc) in [
             ("crc32c:e3069283", Some(0xE306_9283)),
             ("crc64nvme:ae8b14860a799888", Some(0xAE8B_1486_0A79_9888)),
+            ("crc32:cbf43926", Some(0xCBF4_3926)),
             (
                 "sha256:15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225",
                 None,

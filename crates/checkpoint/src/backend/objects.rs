@@ -145,7 +145,8 @@ impl Objects {
     /// Looks up whether `location` is an object or a prefix, and lists a prefix. Returns a note on
     /// what the list leaves out.
     pub(super) fn find(&self, location: &Location) -> Result<(Found, Option<String>)> {
-        if location.has_extension("safetensors") || location.has_extension("json") {
+        let of_files = ["safetensors", "json", "tensors"];
+        if of_files.iter().any(|it| location.has_extension(it)) {
             return Ok((Found::File, None));
         }
         if location.protocol() == Some(Protocol::Http) {

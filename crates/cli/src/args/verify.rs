@@ -10,9 +10,9 @@ use super::time::TimeArgs;
 /// Read a checkpoint once and compare it with all known checksums.
 ///
 /// Sources of checksums, strongest first: a manifest (`tload-manifest.json` beside the checkpoint);
-/// the store's checksums of whole objects (S3, GCS); the Hugging Face Hub or its cache; an OCI
-/// registry; and a `model.sig`, whose signature is not checked here. A corrupt file does not keep
-/// the others from being checked.
+/// those in files of Tensorizer; the store's checksums of whole objects (S3, GCS); the Hugging Face
+/// Hub or its cache; an OCI registry; and a `model.sig`, whose signature is not checked here. A
+/// corrupt file does not keep the others from being checked.
 ///
 /// The weights, their index and the files listed in the manifest are checked. Other files in the
 /// directory, such as config.json or code, are not.

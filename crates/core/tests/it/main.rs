@@ -40,6 +40,7 @@ mod simulated;
 mod sinks;
 #[cfg(target_os = "linux")]
 mod slow;
+mod tensorizer;
 mod tidy;
 mod verified;
 mod whole;

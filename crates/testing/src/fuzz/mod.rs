@@ -14,6 +14,7 @@ mod location;
 mod manifest;
 mod plan;
 mod slice;
+mod tensorizer;
 mod xet;
 
 use tload_base::error::{Error, printable};
@@ -24,7 +25,7 @@ pub use input::Input;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("header", header::check),
     ("index", index::check),
     ("listing", listing::check),
@@ -33,6 +34,7 @@ pub const TARGETS: [Target; 9] = [
     ("manifest", manifest::check),
     ("plan", plan::check),
     ("slice", slice::check),
+    ("tensorizer", tensorizer::check),
     ("xet", xet::check),
 ];
 

@@ -1,15 +1,16 @@
 //! Looks up expected digests for each source, the strongest authority first: a manifest beside the
-//! checkpoint, the store's own checksum of an object, the digest that a hub states, a model's
-//! signature.
+//! checkpoint, digests in the file itself, the store's own checksum of an object, the digest that a
+//! hub states, a model's signature.
 //!
-//! Sends small requests only, in parallel. This file owns their order; `object`, `hub` and
-//! `signature` interpret the responses.
+//! Sends small requests only, in parallel. This file owns their order; `object`, `hub`, `signature`
+//! and `tensorizer` interpret the responses.
 
 mod hub;
 mod index;
 mod object;
 mod sidecar;
 mod signature;
+mod tensorizer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -276,6 +277,11 @@ pub(super) fn gather(
         let is_open = |at: &usize| scope.goes_on(&known[*at]);
         (0..known.len()).filter(is_open).collect()
     };
+    for at in open(&known) {
+        if let Some(own) = tensorizer::in_file(&**lookup[at].source)? {
+            known[at].claims.push(own);
+        }
+    }
     let left = open(&known);
     let said = parallel_map(&left, ASKED_AT_A_TIME, |&at| {
         let source = lookup[at].source;

@@ -109,6 +109,7 @@ fn title(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::Crc32c => "CRC-32C",
         Algorithm::Crc64Nvme => "CRC-64/NVME",
+        Algorithm::Crc32 => "CRC-32",
         Algorithm::Sha256 => "SHA-256",
         Algorithm::Blake3 => "BLAKE3",
     }

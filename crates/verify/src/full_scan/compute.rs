@@ -45,13 +45,11 @@ enum Running {
 
 impl Running {
     fn new(algorithm: Algorithm) -> Self {
+        let crc = |crc| Self::Crc(algorithm, crc_fast::Digest::new(crc));
         match algorithm {
-            Algorithm::Crc32c => {
-                Self::Crc(algorithm, crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi))
-            }
-            Algorithm::Crc64Nvme => {
-                Self::Crc(algorithm, crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme))
-            }
+            Algorithm::Crc32c => crc(CrcAlgorithm::Crc32Iscsi),
+            Algorithm::Crc64Nvme => crc(CrcAlgorithm::Crc64Nvme),
+            Algorithm::Crc32 => crc(CrcAlgorithm::Crc32IsoHdlc),
             Algorithm::Sha256 => Self::Sha256(Sha256::new()),
             Algorithm::Blake3 => Self::Blake3(Box::default()),
         }
