@@ -4,6 +4,7 @@
 mod bench;
 mod cache;
 mod configured;
+mod convert;
 mod copy;
 mod device;
 mod display;
@@ -34,6 +35,7 @@ pub(crate) use cache::{
     CacheArgs, CacheCommand, CacheDirArgs, CacheLsArgs, CachePruneArgs, CacheRmArgs, CacheStatArgs,
     CacheWarmArgs, RemovalArgs,
 };
+pub(crate) use convert::ConvertArgs;
 pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
 pub(crate) use display::DisplayArgs;
@@ -79,6 +81,7 @@ pub(crate) enum Command {
     Synth(SynthArgs),
     Bench(BenchArgs),
     Cp(CopyArgs),
+    Convert(ConvertArgs),
     Verify(VerifyArgs),
     Rm(RmArgs),
     Cache(CacheArgs),
@@ -105,6 +108,7 @@ impl Command {
             Self::Ls(args) => args.json,
             Self::Load(args) => args.json,
             Self::Cp(args) => args.json,
+            Self::Convert(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Cache(args) => args.command.answers_in_json(),
             Self::Doctor(args) => args.json,

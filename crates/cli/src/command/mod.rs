@@ -3,6 +3,7 @@
 mod bench;
 mod cache;
 mod completions;
+mod convert;
 mod cp;
 mod doctor;
 pub(crate) mod exec;
@@ -50,6 +51,7 @@ pub(crate) fn run(
         Command::Synth(args) => synth::run(&args, interrupt, out),
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
         Command::Cp(args) => cp::run(&args, interrupt, out),
+        Command::Convert(args) => convert::run(&args, interrupt, out),
         Command::Verify(args) => verify::run(&args, interrupt, out),
         Command::Rm(args) => rm::run(&args, out),
         Command::Cache(args) => cache::run(&args.command, interrupt, out),

@@ -16,6 +16,7 @@ fn help_is_as_recorded() {
         "synth",
         "bench",
         "cp",
+        "convert",
         "verify",
         "rm",
         "cache",

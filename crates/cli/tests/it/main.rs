@@ -7,6 +7,7 @@ mod bench;
 mod cache;
 mod checkpoints;
 mod configuration;
+mod convert;
 mod cp;
 mod cuda;
 mod display;

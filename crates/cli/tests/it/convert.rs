@@ -1,0 +1,81 @@
+//! `tload convert`, with files that the package tensorizer wrote.
+
+#[path = "../../../tensorizer/tests/written/mod.rs"]
+#[expect(dead_code, reason = "other crates use the rest")]
+mod recorded;
+
+use crate::run;
+
+#[test]
+fn converts_and_says_why_it_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let key: Vec<u8> = (0..32).collect();
+    std::fs::write(at("key"), &key).unwrap();
+    std::fs::write(at("other"), "Zebra".repeat(13).split_at(64).0).unwrap();
+    std::fs::write(at("passphrase"), "correct horse\n").unwrap();
+    for name in ["v4", "v4_encrypted", "v3_passphrase"] {
+        std::fs::write(at(name), recorded::written(name)).unwrap();
+    }
+    for (name, options, status, wanted) in [
+        ("v4", &[][..], 0, "6 tensors"),
+        (
+            "v4_encrypted",
+            &["--key-file", "key"],
+            0,
+            "5 tensors decrypted",
+        ),
+        (
+            "v3_passphrase",
+            &["--passphrase-file", "passphrase"],
+            0,
+            "5 tensors decrypted",
+        ),
+        ("v4_encrypted", &[], 5, "no key was given"),
+        (
+            "v4_encrypted",
+            &["--passphrase-file", "passphrase"],
+            5,
+            "wanted the key",
+        ),
+        (
+            "v4_encrypted",
+            &["--key-file", "other"],
+            2,
+            "found 64 bytes, wanted a key",
+        ),
+        (
+            "v4_encrypted",
+            &["--key-file", "passphrase"],
+            2,
+            "found 14 bytes, wanted a key",
+        ),
+        ("v4", &["--key-file", "key"], 2, "is not encrypted"),
+        ("v4", &["--key-file", "missing"], 3, "missing"),
+    ] {
+        let target = at(&format!("{name}-{status}-{}", options.join("")));
+        let source = at(name);
+        let options = options.iter().map(|option| {
+            let is_file = !option.starts_with("--");
+            if is_file {
+                at(option)
+            } else {
+                (*option).to_owned()
+            }
+        });
+        let options: Vec<_> = options.collect();
+        let mut arguments = vec!["convert", &source, &target];
+        arguments.extend(options.iter().map(String::as_str));
+        let output = run(arguments);
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(status), "{text}");
+        assert!(text.contains(wanted), "{text}");
+        assert!(!text.contains("Zebra") && !text.contains("horse"), "{text}");
+        if name.starts_with("v4") && status == 0 {
+            assert!(
+                text.contains("\"meta\" has no bytes in the file: wrote zeros"),
+                "{text}"
+            );
+        }
+    }
+}
