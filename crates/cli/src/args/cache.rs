@@ -8,7 +8,7 @@ use clap::Subcommand;
 
 use super::open::OpenArgs;
 use super::tuning::{SelectArgs, TuningArgs};
-use super::{configured, location};
+use super::{configured, location, store};
 
 /// List, fill and shrink the cache of objects.
 ///
@@ -150,6 +150,7 @@ pub(crate) struct CachePruneArgs {
 #[command(after_long_help = "\
 JSON: {location, tensor_bytes, fetched_bytes, cached_bytes, seconds}; `cached_bytes` were
   already cached.")]
+#[command(mut_arg("hf_cache", store::without_hub_cache))]
 pub(crate) struct CacheWarmArgs {
     #[arg(value_name = "LOCATION", help = location::help("of a file, directory or index"))]
     pub(crate) location: OsString,
@@ -161,5 +162,5 @@ pub(crate) struct CacheWarmArgs {
     #[command(flatten)]
     pub(crate) select: SelectArgs,
     #[command(flatten)]
-    pub(crate) tuning: TuningArgs,
+    pub(crate) tuning: TuningArgs<true>,
 }

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, CommandFactory, FromArgMatches};
-use tload::{Error, ErrorKind};
+use tload::{Error, ErrorKind, StoreOptions};
 
 use super::Args;
 use super::display::ColorArg;
@@ -50,26 +50,45 @@ pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, Refusal> {
     Args::from_arg_matches(&matches).map_err(Refusal::Usage)
 }
 
-/// Adds a tip to the error for `--verify VALUE`: `--verify` may stand alone, so clap takes `VALUE`
-/// for an unexpected argument.
+/// Adds a tip to the error for an unexpected argument, if it is known what it stands for.
 fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
-    let is_text = |text: &str| !text.starts_with('-');
-    let is_unwanted_text = error.kind() == clap::error::ErrorKind::UnknownArgument
-        && matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(it)) if is_text(it));
-    let value = arguments.windows(2).find_map(|pair| {
-        let value = pair[1].to_str().filter(|value| is_text(value))?;
-        (pair[0] == "--verify").then_some(value)
-    });
-    if let Some(value) = value.filter(|_| is_unwanted_text) {
-        let tip = format!("to give --verify a value, write '--verify={value}'");
+    let Some(ContextValue::String(unwanted)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let is_unknown = error.kind() == clap::error::ErrorKind::UnknownArgument;
+    if let Some(tip) = tip(unwanted, arguments).filter(|_| is_unknown) {
         let tips = ContextValue::StyledStrs(vec![tip.into()]);
         error.insert(ContextKind::Suggested, tips);
     }
     error
 }
 
+/// Returns a tip for the value in `--verify VALUE`, since `--verify` may stand alone, and for an
+/// option of stores.
+fn tip(unwanted: &str, arguments: &[OsString]) -> Option<String> {
+    let is_text = |text: &str| !text.starts_with('-');
+    if is_text(unwanted) {
+        let value = arguments.windows(2).find_map(|pair| {
+            let value = pair[1].to_str().filter(|value| is_text(value))?;
+            (pair[0] == "--verify").then_some(value)
+        })?;
+        return Some(format!(
+            "to give --verify a value, write '--verify={value}'"
+        ));
+    }
+    let name = unwanted.trim_start_matches('-').replace('-', "_");
+    // Other tools have this name for it.
+    let name = if name == "endpoint_url" {
+        "endpoint"
+    } else {
+        &name
+    };
+    let is_of_stores = StoreOptions::KEYS.iter().any(|key| key.name == name);
+    is_of_stores.then(|| format!("it is an option of stores: '--store {name}=VALUE'"))
+}
+
 fn every_arg(command: clap::Command, change: fn(Arg) -> Arg) -> clap::Command {
-    command.mut_subcommands(|subcommand| subcommand.mut_args(change))
+    command.mut_subcommands(|subcommand| every_arg(subcommand.mut_args(change), change))
 }
 
 /// Ignores the variable of `arg` if it is set but empty, as in Python.
@@ -106,8 +125,9 @@ fn variable_error(error: &clap::Error, command: &clap::Command) -> Option<Error>
 
 fn variable_of(error: &clap::Error, command: &clap::Command) -> Option<OsString> {
     // One flag has the same variable in every subcommand.
-    let mut options = command
-        .get_subcommands()
+    let subcommands = command.get_subcommands();
+    let below = subcommands.flat_map(|it| it.get_subcommands().chain([it]));
+    let mut options = below
         .flat_map(clap::Command::get_arguments)
         .filter_map(|arg| Some((arg.get_long()?, arg.get_env()?)));
     let found = if let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) {

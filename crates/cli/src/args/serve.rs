@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tload::{Error, ErrorKind, Result};
 
-use super::store::StoreArgs;
+use super::store::{self, StoreArgs};
 
 /// Longest time for `--client-timeout`. A deadline far beyond it cannot be represented.
 const CLIENT_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -27,6 +27,7 @@ A file that changes while it is sent ends the connection: replace files by renam
 Objects below a URL are passed on, through the cache if there is one (--cache-dir), so that many
 machines ask the store once. --cache serves what the cache has and asks no store; paths begin with
 scheme and bucket: /s3/models/llama/model.safetensors. Its lists have complete objects only.")]
+#[command(mut_arg("hf_cache", store::without_hub_cache))]
 pub(crate) struct ServeArgs {
     /// Directory, file or URL to serve
     #[arg(value_name = "LOCATION", required_unless_present = "cache")]

@@ -4,6 +4,8 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 
+use clap::Arg;
+use clap::builder::{Resettable, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use tload::StoreOptions;
 
@@ -77,6 +79,14 @@ impl StoreArgs {
             .filter_map(|(key, value)| Some((key, value.as_ref()?)));
         set.filter(|(_, value)| !value.to_string_lossy().trim().is_empty())
     }
+}
+
+/// Makes a command that has no use for `--hf-cache` refuse it. The variable stays without an effect
+/// there, since it is for all commands.
+pub(super) fn without_hub_cache(flag: Arg) -> Arg {
+    let refuse = clap::builder::StringValueParser::new()
+        .try_map(|_| Err::<OsString, _>("this command neither fills nor reads that cache"));
+    flag.hide(true).env(Resettable::Reset).value_parser(refuse)
 }
 
 /// Returns the keys, one per line, for the end of a help text.

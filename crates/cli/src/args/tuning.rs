@@ -26,9 +26,21 @@ pub(crate) struct SelectArgs {
     pub(crate) regexes: Vec<String>,
 }
 
-/// Options of one load.
+/// Options of one load; if it `WARMS` a cache, those that have a use there.
 #[derive(Debug)]
-pub(crate) struct TuningArgs(pub(crate) LoadOptions);
+pub(crate) struct TuningArgs<const WARMS: bool = false>(pub(crate) LoadOptions);
+
+/// Options without a use where tensors are dropped in host memory, and no other rank loads.
+const USELESS_TO_WARM: [&str; 8] = [
+    "align",
+    "dtype",
+    "device_memory_limit",
+    "region_bytes",
+    "order",
+    "share",
+    "join_timeout",
+    "on_peer_loss",
+];
 
 /// Heading of [`SweepArgs`] and `--sweep`.
 pub(super) const SWEEP_HEADING: &str = "Tuning (lists are swept over every combination)";
@@ -40,9 +52,16 @@ const LISTS: [&str; 4] = ["engine", "depth", "extent_bytes", "lanes"];
 #[derive(Debug)]
 pub(crate) struct SweepArgs(pub(crate) Vec<(&'static str, Vec<String>)>);
 
-impl clap::Args for TuningArgs {
+impl<const WARMS: bool> TuningArgs<WARMS> {
+    fn keys() -> impl Iterator<Item = &'static OptionKey> {
+        keys().filter(|key| !WARMS || !USELESS_TO_WARM.contains(&key.name))
+    }
+}
+
+impl<const WARMS: bool> clap::Args for TuningArgs<WARMS> {
     fn augment_args(command: Command) -> Command {
-        command.next_help_heading("Tuning").args(keys().map(arg))
+        let args = Self::keys().map(arg);
+        command.next_help_heading("Tuning").args(args)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -50,11 +69,11 @@ impl clap::Args for TuningArgs {
     }
 }
 
-impl FromArgMatches for TuningArgs {
+impl<const WARMS: bool> FromArgMatches for TuningArgs<WARMS> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut options = LoadOptions::default();
         options.trial = crate::options::trial().map_err(|error| invalid(&error))?;
-        for key in keys() {
+        for key in Self::keys() {
             for text in values(matches, key) {
                 options
                     .set(key.name, &text)

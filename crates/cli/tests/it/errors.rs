@@ -128,6 +128,66 @@ fn invalid_variable_is_named_and_overridden_by_flag() {
     assert!(stderr(&output).contains("--depth"), "{}", stderr(&output));
 }
 
+/// Commands below commands, too.
+#[test]
+fn variables_of_every_command_are_named_and_unset_if_blank() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let cache = folder.path().join("cache");
+    let [model, cache] = [model, cache].map(|it| it.to_str().unwrap().to_owned());
+    succeed(["synth", &model, "--preset", "tiny"]);
+    fs::create_dir_all(format!("{cache}/v1")).unwrap();
+    let of_cache = ["--cache-dir", &*cache];
+    for (words, variable, status_if_blank) in [
+        (&["load", &model][..], "TLOAD_DEPTH", 0),
+        (&["ls", &model], "TLOAD_TIMEOUT", 0),
+        (&["cp", &model, &cache], "TLOAD_EXTENT", 0),
+        // It is a local path.
+        (&["cache", "warm", &model], "TLOAD_DEPTH", 2),
+        (&["cache", "warm", &model], "TLOAD_TIMEOUT", 2),
+        (
+            &["cache", "prune", "--unused-for", "1h"],
+            "TLOAD_CACHE_LIMIT",
+            0,
+        ),
+    ] {
+        let is_of_cache = words[0] == "cache";
+        let run = |value: &str| {
+            let mut command = command(words);
+            command.args(of_cache.iter().filter(|_| is_of_cache));
+            command.env(variable, value).output().unwrap()
+        };
+        let wrong = run("wrong");
+        let start = format!("error: {variable}=wrong: ");
+        assert!(
+            stderr(&wrong).starts_with(&start),
+            "{words:?}: {}",
+            stderr(&wrong)
+        );
+        assert_eq!(wrong.status.code(), Some(2), "{words:?}");
+        let blank = run(" ");
+        assert_eq!(
+            blank.status.code(),
+            Some(status_if_blank),
+            "{words:?}: {}",
+            stderr(&blank)
+        );
+        assert!(
+            !stderr(&blank).contains(variable),
+            "{words:?}: {}",
+            stderr(&blank)
+        );
+    }
+    // The directory has a variable, too.
+    let mut command = command(["cache", "ls"]);
+    let output = command.env("TLOAD_CACHE_DIR", "").output().unwrap();
+    assert!(
+        stderr(&output).contains("no directory for the cache is set"),
+        "{}",
+        stderr(&output)
+    );
+}
+
 #[test]
 fn blank_variable_is_unset_and_seconds_need_no_unit() {
     let names = [

@@ -25,6 +25,7 @@ mod json;
 #[cfg(target_os = "linux")]
 mod limits;
 mod ls;
+mod offered;
 mod pages;
 #[cfg(target_os = "linux")]
 mod ranks;

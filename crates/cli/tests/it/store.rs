@@ -34,6 +34,25 @@ fn mistakes_are_status_2_and_show_no_value() {
 }
 
 #[test]
+fn options_of_stores_that_are_passed_as_flags_get_a_tip() {
+    for (flag, option) in [
+        ("--endpoint", "endpoint"),
+        ("--endpoint-url", "endpoint"),
+        ("--region", "region"),
+        ("--secret-access-key", "secret_access_key"),
+        ("--anonymous", "anonymous"),
+    ] {
+        for command in [&["ls", "x"][..], &["load", "x"], &["cache", "warm", "x"]] {
+            let tip = format!("tip: it is an option of stores: '--store {option}=VALUE'");
+            wrong(&[command, &[flag, SECRET]].concat(), &tip);
+            let joined = format!("{flag}={SECRET}");
+            wrong(&[command, &[&joined]].concat(), &tip);
+        }
+    }
+    wrong(&["ls", "x", "--sot"], "a similar argument exists: '--sort'");
+}
+
+#[test]
 fn store_variable_has_one_option_per_line_and_flag_overrides() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tload::cache::finish_caching;
+use tload::cache::{CacheDirectory, finish_caching};
 use tload::internal::format_bytes;
 use tload::{Error, ErrorKind, Loader, Location, Report, Result};
 
@@ -37,7 +37,10 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
         );
     }
     let started = Instant::now();
-    let opening = waiting(&args.opening, &location)?;
+    let mut opening = waiting(&args.opening, &location)?;
+    // What is set for all commands would fill the cache of the hub in place of this one.
+    opening.store.store.push("hf_cache=false".into());
+    let before = cached_bytes(&opening, &location)?;
     let checkpoint = open(&args.location, &opening, args.tuning.0.timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
         .select(options::selection(&args.select)?)
@@ -62,11 +65,13 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
         note(text);
     }
     require_cached(&report, &location)?;
+    // The headers came into the cache when the checkpoint was opened.
+    let added = cached_bytes(&opening, &location)?.saturating_sub(before);
     let warmed = Warmed {
         location: location.to_string(),
         tensor_bytes: report.tensor_bytes,
-        fetched_bytes: report.remote_bytes,
-        cached_bytes: report.cached_bytes,
+        fetched_bytes: report.remote_bytes.max(added),
+        cached_bytes: report.cached_bytes.min(before),
         seconds: started.elapsed().as_secs_f64(),
     };
     if args.json {
@@ -82,6 +87,22 @@ pub(in crate::command) fn waiting(args: &OpenArgs, location: &Location) -> Resul
     let mut args = args.clone();
     args.store.store.push("cache_wait=true".into());
     Ok(args)
+}
+
+/// Returns how much of what is at and below `location` is in the cache, which need not exist yet.
+fn cached_bytes(args: &OpenArgs, location: &Location) -> Result<u64> {
+    let options = options::store(&args.store, Some(location))?;
+    let directory = options.get("cache_dir").unwrap_or_default();
+    let Ok(cache) = CacheDirectory::open(directory) else {
+        return Ok(0);
+    };
+    let mut bytes = 0;
+    for entry in cache.entries() {
+        if entry.is_within(location)? {
+            bytes += entry.cached_bytes;
+        }
+    }
+    Ok(bytes)
 }
 
 fn invalid(message: &str) -> Error {
