@@ -69,7 +69,7 @@ def test_plans_of_its_loader_give_its_model(kind: str, tmp_path: Path, monkeypat
             )
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
-                    # It makes up what a second call, with the joined tensors alone, has nothing for.
+                    # A second call, with the joined tensors alone, makes up those that they lack.
                     if name not in said["missing_keys"]:
                         parameter.copy_(loaded.get_parameter(name))
 

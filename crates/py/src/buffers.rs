@@ -1,4 +1,4 @@
-//! Memory that Python callers lend to single reads and to writes: tensors, arrays, and whatever else
+//! Memory that Python callers lend to single reads and to writes: tensors, arrays, and all else that
 //! has a buffer.
 
 #![expect(

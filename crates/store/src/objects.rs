@@ -18,7 +18,7 @@ use crate::requests::Requests;
 /// Objects that are requested by their paths.
 pub(crate) struct Objects {
     pub(crate) store: Arc<dyn ObjectStore>,
-    /// The same store, if objects can be written to it.
+    /// The store again, if objects can be written to it.
     pub(crate) writable: Option<Arc<dyn Writable>>,
     /// Form of the pages of its lists; `None` if `object_store` parses them.
     pub(crate) lists: Option<Format>,

@@ -1,5 +1,5 @@
-//! Removal of what killed and replaced writes have left: an explicit step, since only the user knows
-//! that nobody reads it any more.
+//! Removal of what killed and replaced writes have left: an explicit step, since only the user
+//! knows that no program reads it any more.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::options::{Location, StoreOptions};
 pub struct Leftover {
     /// Path or URL.
     pub location: String,
-    /// Whether it was removed. A writer that still runs keeps its own.
+    /// True if it was removed. A writer that still runs keeps its own.
     pub removed: bool,
 }
 

@@ -16,9 +16,9 @@ pub(crate) struct Naming {
     pub(crate) id: WriteId,
     /// Name of the file, if the destination is a file.
     pub(crate) only: Option<String>,
-    /// Whether shards have no identifier in their names.
+    /// True if shards have no identifier in their names.
     pub(crate) is_plain: bool,
-    /// Whether one file needs an index too.
+    /// True if one file needs an index too.
     pub(crate) indexes_one: bool,
 }
 

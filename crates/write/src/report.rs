@@ -18,9 +18,9 @@ pub struct WriteReport {
     pub tensor_bytes: u64,
     /// Bytes of the files with tensors.
     pub file_bytes: u64,
-    /// Checkpoint that this one replaced and that is kept until `remove_incomplete`; `None` if there
-    /// was none.
+    /// Checkpoint that this one replaced and that is kept until `remove_incomplete`; `None` if
+    /// there was none.
     pub replaced: Option<String>,
-    /// Whether files were written with direct I/O.
+    /// True if files were written with direct I/O.
     pub direct: bool,
 }

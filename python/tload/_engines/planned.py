@@ -61,12 +61,12 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """How a rank can load a model."""
+    """Way in which a rank can load a model."""
 
     way: str = "normal"
     """`"plan"`, `"record"` or `"normal"`."""
     reason: str = ""
-    """What speaks against a plan, if it is the normal way."""
+    """Reason against a plan, if it is the normal way."""
     key: str = ""
     path: Path = Path()
     before: form.Form = field(default_factory=dict)
@@ -199,7 +199,7 @@ class Attempt:
                     group=opened.group,
                 )
             except PeerError as error:
-                # A plan writes the same when it runs again. Other files on some ranks stay an error.
+                # A plan that runs again writes the same. Other files on some ranks are an error.
                 if error.expected is not None:
                     raise
                 self.logger.warning("tload loads on every rank alone: %s", error)

@@ -2,9 +2,9 @@
 
 An engine copies each tensor to a parameter. From a view of the page cache that is the only copy. The
 engines' own loaders map files too, all of them; here, only files on local file systems that are for
-the most part in the page cache, because pages that have to be read are read faster otherwise. A file that another
-process truncates meanwhile ends the process, as with the engines' loaders. What the engine keeps of
-the tensors after the load follows changes of the file; its parameters are its own.
+the most part in the page cache, because pages that have to be read are read faster otherwise. A
+file that another process truncates meanwhile ends the process, as with the engines' loaders. Tensors
+that the engine keeps after the load follow changes of the file; its parameters are its own.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class SaveReport:
     replaced: str | None
     """Checkpoint that was replaced, which is kept until `tload.remove_incomplete`, or `None`."""
     direct: bool
-    """Whether files were written with direct I/O, past the page cache."""
+    """True if files were written with direct I/O, past the page cache."""
 
 
 class Leftover(NamedTuple):
@@ -57,7 +57,7 @@ class Leftover(NamedTuple):
     location: str
     """Path or URL."""
     removed: bool
-    """Whether it was removed: a writer that still runs keeps its own."""
+    """True if it was removed: a writer that still runs keeps its own."""
 
 
 @store_options.takes_keywords

@@ -34,7 +34,7 @@ class Origin:
 
 
 class Form:
-    """How a view of a tensor looks: many tensors have equal ones.
+    """Form of a view of a tensor. Many tensors have equal ones.
 
     `box` has its elements within the memory of the tensor, as a tensor on the meta device; `seen`
     has the strides and the dtype that the loader sees, which differ from those of `box` after a

@@ -20,7 +20,7 @@ use crate::write_options::WriteOptions;
 
 /// Path of the checkpoint, and what was there at the start.
 #[derive(Debug)]
-pub(super) struct Destination {
+pub(super) struct OpenedPath {
     path: PathBuf,
     is_file: bool,
     old: Option<Old>,
@@ -34,7 +34,7 @@ struct Old {
     is_empty: bool,
 }
 
-impl Destination {
+impl OpenedPath {
     /// Looks at what is there.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Destination {
                 });
             }
             Some(old) if !old.is_empty && options.plain_names && !is_file => {
-                return refused("plain names are for a new directory: whoever reads the old index would read new shards")
+                return refused("plain names are for a new directory: readers of the old index would read new shards")
                     .map_err(|error| error.with_hint("leave plain_names out, or write to a new directory"));
             }
             Some(_) | None => {}

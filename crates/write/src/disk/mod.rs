@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 
-use self::destination::Destination;
+use self::destination::OpenedPath;
 use self::direct_file::DirectFile;
 use self::disk_writers::{DiskWriters, Written};
 use self::stage::Stage;
@@ -32,7 +32,7 @@ use crate::write_options::WriteOptions;
 /// Directory or file that is being written.
 pub(crate) struct DiskTarget {
     naming: Naming,
-    destination: Destination,
+    destination: OpenedPath,
     stage: Stage,
     writers: Arc<DiskWriters>,
 }
@@ -41,7 +41,7 @@ impl DiskTarget {
     /// Prepares to write a directory, or a file if `path` has the name of one.
     pub(crate) fn open(path: &Path, options: &WriteOptions) -> Result<Self> {
         let id = WriteId::draw();
-        let destination = Destination::open(path, options)?;
+        let destination = OpenedPath::open(path, options)?;
         let stage = Stage::create(destination.path(), &id)?;
         let only = destination.is_file().then(|| destination.name());
         Ok(Self {

@@ -1,7 +1,7 @@
 //! Directory beside a destination in which its files are written: `.NAME.tload-0123456789ab`.
 //!
-//! It is locked while it is written, so that leftovers of a killed writer can be told from the files
-//! of one that runs.
+//! It is locked while it is written, so that leftovers of a killed writer can be told from the
+//! files of one that runs.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

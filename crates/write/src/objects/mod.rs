@@ -115,7 +115,7 @@ impl ObjectTarget {
         Ok(())
     }
 
-    /// Writes a small object on a condition. Returns whether it is there: `false` if another one is.
+    /// Writes a small object on a condition. Returns `false` if another one is there.
     fn put(&self, name: &str, text: &[u8], mode: PutMode) -> Result<bool> {
         let (path, text) = (self.client.path(name), Bytes::copy_from_slice(text));
         self.client.wait(|client| async move {

@@ -22,14 +22,14 @@ const IN_FLIGHT: usize = 8;
 const BUFFERS: usize = IN_FLIGHT + 2;
 
 /// Most parts of an upload to S3 and Google Cloud Storage. Azure allows 50,000.
-const PARTS_MAX: u64 = 10_000;
+const PIECES_MAX: u64 = 10_000;
 
 /// Upload of one object. Dropping it aborts it.
 pub(super) struct Upload {
     client: Arc<Client>,
     path: Path,
     id: Option<String>,
-    part_bytes: usize,
+    piece_bytes: usize,
     unallocated: usize,
     free: Receiver<Buffer>,
     freed: Sender<Buffer>,
@@ -82,7 +82,7 @@ impl Upload {
             client: Arc::clone(client),
             path,
             id: Some(id),
-            part_bytes: part_bytes(len),
+            piece_bytes: piece_bytes(len),
             unallocated: BUFFERS,
             free,
             freed,
@@ -102,8 +102,8 @@ impl Upload {
 
 /// Returns the length of the parts of an object: a multiple of a buffer's, so that there are few
 /// enough of them.
-fn part_bytes(len: Option<u64>) -> usize {
-    let buffers = len.unwrap_or(0).div_ceil(PARTS_MAX * BUFFER_BYTES as u64);
+fn piece_bytes(len: Option<u64>) -> usize {
+    let buffers = len.unwrap_or(0).div_ceil(PIECES_MAX * BUFFER_BYTES as u64);
     BUFFER_BYTES * usize::try_from(buffers.max(1)).expect("no file has as many bytes")
 }
 
@@ -117,16 +117,16 @@ impl Output for Upload {
         }
         if self.unallocated > 0 {
             self.unallocated -= 1;
-            return Ok(Buffer::new(self.part_bytes));
+            return Ok(Buffer::new(self.piece_bytes));
         }
         Ok(self.free.recv().expect("both ends are in self"))
     }
 
     fn put(&mut self, offset: u64, buffer: Buffer, len: usize) -> Result<()> {
-        let index = offset / self.part_bytes as u64;
-        if index >= PARTS_MAX {
+        let index = offset / self.piece_bytes as u64;
+        if index >= PIECES_MAX {
             let message =
-                format!("the file has more than {PARTS_MAX} parts of {BUFFER_BYTES} bytes");
+                format!("the file has more than {PIECES_MAX} parts of {BUFFER_BYTES} bytes");
             return Err(Error::new(ErrorKind::InvalidRequest, message)
                 .with_hint("pass a smaller max_shard_size, or a dict of tensors"));
         }
@@ -173,7 +173,7 @@ impl Output for Upload {
             let completed = client.send("CompleteMultipartUpload", ask).await;
             step::reach();
             // An answer may have been lost: the upload is complete, and unknown, at the next
-            // attempt. Nobody else writes to a name with this write's identifier.
+            // attempt. No other writer writes to a name with this write's identifier.
             let stored = match client.state(&path).await {
                 Ok(state) => state.map(|it| it.len),
                 Err(error) => return Err(completed.err().unwrap_or(error)),

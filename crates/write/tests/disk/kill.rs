@@ -14,7 +14,7 @@ use crate::files::{names, read, read_file, stream, write};
 /// Variable that makes this test program a writer: a path, a form, and the step of its death.
 const VARIABLE: &str = "TLOAD_TEST_WRITER";
 
-/// What is written, and how.
+/// Forms of what is written.
 const FORMS: [&str; 5] = ["one", "shards", "stream", "file", "large"];
 
 fn new() -> Tensors {

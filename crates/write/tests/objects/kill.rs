@@ -1,5 +1,5 @@
-//! A writer to a store that is killed at every one of its steps leaves the old checkpoint or the new
-//! one.
+//! A writer to a store that is killed at every one of its steps leaves the old checkpoint or the
+//! new one.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
