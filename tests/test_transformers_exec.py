@@ -11,7 +11,7 @@ import pytest
 
 import models
 from conftest import require
-from resident import evict, resident_bytes
+from resident import evict
 
 # Loads when all has been read ahead, as after imports that take long.
 PROGRAM = """

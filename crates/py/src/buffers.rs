@@ -1,5 +1,5 @@
-//! Memory that Python callers lend to single reads and to writes: tensors, arrays, and all else that
-//! has a buffer.
+//! Memory that Python callers lend to single reads and to writes: tensors, arrays, and other objects
+//! with a buffer.
 
 #![expect(
     unsafe_code,
