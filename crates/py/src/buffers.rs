@@ -1,4 +1,4 @@
-//! Memory that Python callers lend to single reads and to writes: tensors, arrays, and other objects
+//! Memory that Python callers lend to single reads and to writes: tensors, arrays, other objects
 //! with a buffer.
 
 #![expect(
