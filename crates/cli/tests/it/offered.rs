@@ -361,7 +361,7 @@ fn assert_recorded(name: &str, flag: &str, key: &str, value: &str) {
         .skip_while(|it| *it != "Options")
         .collect();
     let at = texts.iter().position(|it| *it == key);
-    let found = texts[at.unwrap_or_else(|| panic!("no {key} on the page")) + 1].to_lowercase();
+    let found = texts[at.expect("the page has the key") + 1].to_lowercase();
     assert!(found.contains(value), "{words:?}: {found}");
 }
 
