@@ -79,6 +79,14 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
             "num_nextn_predict_layers": 0,
         },
     ),
+    "Qwen2-VL": (
+        "Qwen2VLConfig",
+        {
+            "text_config": SHAPE
+            | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}},
+            "vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 128, "num_heads": 2},
+        },
+    ),
     "Mamba": ("MambaConfig", {"vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 2, "state_size": 16}),
 }
 
@@ -154,18 +162,45 @@ QUANTIZED: dict[str, tuple[Callable[[str, torch.Tensor], dict[str, torch.Tensor]
     "static fp8": (_fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
     "int8 of compressed-tensors": (_int8, _INT8),
 }
-FORMS = (*PLAIN, *QUANTIZED)
+PREDICTS = "DeepSeek-V3 that predicts more tokens"
+"""A form with one more layer, which a draft model has."""
+FORMS = (*PLAIN, *QUANTIZED, PREDICTS)
+
+
+def _predict(folder: Path) -> None:
+    """Add a layer that predicts the token after the next, as the checkpoints of DeepSeek-V3 have it."""
+    own = {name: it for path in folder.glob("*.safetensors") for name, it in load_file(path).items()}
+    count, width = SHAPE["num_hidden_layers"], SHAPE["hidden_size"]
+    last, added = f"model.layers.{count - 1}.", f"model.layers.{count}."
+    tensors = {added + name.removeprefix(last): it + 1 for name, it in own.items() if name.startswith(last)}
+    for name, shape in (("enorm", (width,)), ("hnorm", (width,)), ("eh_proj", (width, 2 * width))):
+        tensors[f"{added}{name}.weight"] = torch.randn(shape).bfloat16()
+    tensors[f"{added}shared_head.norm.weight"] = torch.randn(width).bfloat16()
+    for name in ("embed_tokens", "shared_head.head"):
+        tensors[f"{added}{name}.weight"] = torch.randn(SHAPE["vocab_size"], width).bfloat16()
+    file = "model-predicts.safetensors"
+    save_file(tensors, folder / file)
+    index = folder / "model.safetensors.index.json"
+    known = json.loads(index.read_text())
+    known["weight_map"] |= dict.fromkeys(tensors, file)
+    index.write_text(json.dumps(known))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 1}))
 
 
 def write(form: str, folder: Path) -> Path:
     """Write a checkpoint of a form."""
     torch.manual_seed(len(form))
-    kind, fields = PLAIN.get(form, PLAIN["Llama"])
+    kind, fields = PLAIN.get("DeepSeek-V3" if form == PREDICTS else form, PLAIN["Llama"])
     config = getattr(transformers, kind)(**fields)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    sees = "vision_config" in fields
+    auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    model = auto.from_config(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="200KB")
+    if form == PREDICTS:
+        _predict(folder)
     if form not in QUANTIZED:
         return folder
     make, quantization = QUANTIZED[form]

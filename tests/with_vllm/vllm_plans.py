@@ -41,12 +41,15 @@ class Model(Served):
 
     def __init__(self, folder: Path, extra: dict[str, Any], **fields: Any) -> None:
         self.config = configuration(folder, extra, "tload", **fields)
-        with self.within(), set_default_torch_dtype(self.config.model_config.dtype):
-            self.model = initialize_model(vllm_config=self.config)
+        own = self.config.model_config
+        if "speculative_config" in fields:
+            own = self.config.speculative_config.draft_model_config
+        with self.within(), set_default_torch_dtype(own.dtype):
+            self.model = initialize_model(vllm_config=self.config, model_config=own)
             for parameter in self.model.parameters():
                 # Memory that no load writes to is the same in every model.
                 parameter.data.copy_(torch.ones_like(parameter, dtype=torch.float32).to(parameter.dtype))
-            get_model_loader(self.config.load_config).load_weights(self.model, self.config.model_config)
+            get_model_loader(self.config.load_config).load_weights(self.model, own)
 
 
 @pytest.fixture
@@ -84,6 +87,17 @@ def test_plans_load_what_vllm_loads(
     assert digest(Model(folder, {"plan": "on"}).model) == wanted
     assert "by a load plan in" in said[1]
     assert len(said) == 2
+
+
+def test_draft_models_load_without_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """A layer that predicts more tokens is a model of its own, which takes the rest from its target."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = vllm_forms.write(vllm_forms.PREDICTS, tmp_path / "model")
+    drafted = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+    found = [digest(Model(folder, {"plan": plan}, **drafted).model) for plan in ("off", "on")]
+    assert found[0] == found[1]
+    assert any("eh_proj" in name for name in found[0])
+    assert ["draft models take weights from their target model" in line for line in said] == [True]
 
 
 RANKS = [("Llama", False), ("Qwen3-MoE", False), ("GPTQ", False), ("GPT-OSS", False), ("Qwen3-MoE", True),
