@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 use super::file_error;
@@ -39,13 +39,10 @@ impl DirectFile {
                 return Err(file_error("no space to write", path, full));
             }
         }
-        let mut options = File::options();
-        let flags = OFlags::DIRECT.bits().cast_signed();
-        let direct = options.write(true).custom_flags(flags).open(path).ok();
         Ok(Self {
             path: path.to_owned(),
             file,
-            direct,
+            direct: open_direct(path),
             refuses: AtomicBool::new(false),
         })
     }
@@ -86,4 +83,19 @@ impl DirectFile {
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Opens a file for direct I/O; `None` if its file system or the operating system has none.
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path) -> Option<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    let mut options = File::options();
+    options.write(true).custom_flags(flags).open(path).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_: &Path) -> Option<File> {
+    None
 }
