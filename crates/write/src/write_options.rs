@@ -32,10 +32,6 @@ pub struct WriteOptions {
     pub(crate) replace: bool,
     pub(crate) manifest: bool,
     pub(crate) plain_names: bool,
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(dead_code, reason = "read where there are object stores")
-    )]
     pub(crate) store: StoreOptions,
     pub(crate) transforms: Option<Transforms>,
 }
