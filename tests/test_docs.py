@@ -62,6 +62,7 @@ NOT_RUN = {
     "docs/clouds/huggingface.md": 2,
     "docs/clouds/oci.md": 4,
     "docs/clouds/s3-compatible.md": 2,
+    "docs/deltas.md": 1,
     "docs/deploy.md": 3,
     "docs/from/fastsafetensors.md": 2,
     "docs/from/flashpack.md": 2,

@@ -6,6 +6,7 @@ mod cache;
 mod configured;
 mod convert;
 mod copy;
+mod delta;
 mod device;
 mod display;
 mod exec;
@@ -37,6 +38,7 @@ pub(crate) use cache::{
 };
 pub(crate) use convert::ConvertArgs;
 pub(crate) use copy::CopyArgs;
+pub(crate) use delta::{ApplyArgs, DeltaArgs, DiffArgs};
 pub(crate) use device::DeviceArg;
 pub(crate) use display::DisplayArgs;
 pub(crate) use exec::ExecArgs;
@@ -84,6 +86,8 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     Verify(VerifyArgs),
     Rm(RmArgs),
+    Diff(DiffArgs),
+    Apply(ApplyArgs),
     Cache(CacheArgs),
     Serve(ServeArgs),
     Exec(ExecArgs),
@@ -110,6 +114,9 @@ impl Command {
             Self::Cp(args) => args.json,
             Self::Convert(args) => args.json,
             Self::Verify(args) => args.json,
+            Self::Diff(DiffArgs { shared, .. }) | Self::Apply(ApplyArgs { shared, .. }) => {
+                shared.json
+            }
             Self::Cache(args) => args.command.answers_in_json(),
             Self::Doctor(args) => args.json,
             // A benchmark writes JSON to a file, which `command::bench` does itself.

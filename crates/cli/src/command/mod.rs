@@ -5,6 +5,7 @@ mod cache;
 mod completions;
 mod convert;
 mod cp;
+mod delta;
 mod doctor;
 pub(crate) mod exec;
 mod harness;
@@ -54,6 +55,8 @@ pub(crate) fn run(
         Command::Convert(args) => convert::run(&args, interrupt, out),
         Command::Verify(args) => verify::run(&args, interrupt, out),
         Command::Rm(args) => rm::run(&args, out),
+        Command::Diff(args) => delta::diff(&args, interrupt, out),
+        Command::Apply(args) => delta::apply(&args, interrupt, out),
         Command::Cache(args) => cache::run(&args.command, interrupt, out),
         Command::Serve(args) => serve::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, arguments, interrupt, limits, out),

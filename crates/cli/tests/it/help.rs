@@ -19,6 +19,8 @@ fn help_is_as_recorded() {
         "convert",
         "verify",
         "rm",
+        "diff",
+        "apply",
         "cache",
         "cache ls",
         "cache stat",

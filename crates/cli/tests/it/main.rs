@@ -10,6 +10,7 @@ mod configuration;
 mod convert;
 mod cp;
 mod cuda;
+mod delta;
 mod display;
 mod doctor;
 mod doctor_store;
