@@ -161,7 +161,7 @@ const ELSEWHERE: [(&str, &str, &str); 29] = [
     (
         "the bucket of `tload serve` does not exist",
         "`not_found` at the start",
-        "crates/cli/tests/it/serve/passed_on.rs::bucket_that_does_not_exist_is_an_error_at_start",
+        "crates/cli/tests/it/serve/passed_on.rs::mistake_that_fails_every_request_is_an_error_at_start",
     ),
     (
         "`tload cache rm` names no object of the cache",
