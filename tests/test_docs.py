@@ -74,7 +74,6 @@ NOT_RUN = {
     "docs/reference/cache.md": 2,
     "docs/reference/engines.md": 1,
     "docs/reference/scale-out.md": 2,
-    "docs/reference/sealed.md": 1,
     "docs/reference/sources.md": 3,
     "docs/scale-out.md": 2,
     "docs/serve.md": 2,

@@ -30,7 +30,6 @@ mod staging;
 mod streaming;
 mod strip;
 mod target;
-mod transform;
 mod write_gate;
 
 // Paths that the crates of tload share.
@@ -56,5 +55,4 @@ pub use staging::{
 };
 pub use strip::Strip;
 pub use target::{KeepAlive, OnGpu, Target};
-pub use transform::{Transform, Unit};
 pub use write_gate::{WriteGate, WritePermit};
