@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +34,18 @@ def modules() -> tuple[ModuleType, ModuleType]:
     import tload.safetensors.torch
 
     return tload.safetensors.torch, theirs
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_modules_are_those_of_tload_after_the_imports_of_the_package(name: str) -> None:
+    require("torch")
+    require(f"safetensors.{name}")
+    program = (
+        f"import safetensors.{name}\nfrom tload.safetensors import {name} as found\n"
+        f"assert found.__name__ == 'tload.safetensors.{name}', found"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

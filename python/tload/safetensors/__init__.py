@@ -16,6 +16,7 @@ own, under the same names, if it is installed.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from tload.safetensors._errors import SafetensorError
@@ -28,4 +29,7 @@ __all__ = ["PrefetchLoader", "PySafeSlice", "SafetensorError", "TensorMeta", "sa
 
 
 def __getattr__(name: str) -> Any:
+    # `from tload.safetensors import torch` asks here first, and would get the package's module.
+    if name in {"torch", "numpy", "flax"}:
+        return importlib.import_module(f"{__name__}.{name}")
     return attribute(__name__, name)
