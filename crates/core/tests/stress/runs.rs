@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::counting::Table;
 use crate::loads;
-use crate::places::{Land, assert_gpus_are_clean, say, variable};
+use crate::places::{Land, Place, assert_gpus_are_clean, say, variable};
 
 /// Number of concurrent streams.
 const STREAMS: usize = 32;
@@ -43,7 +43,13 @@ fn concurrent_streams_do_not_interfere() {
         return soak(minutes.parse().expect("a number"));
     }
     let (land, table) = (Land::new(1), Table::default());
-    run(&land, &table, 1, |loads| loads >= LOADS * STREAMS as u64);
+    // On a busy machine faults may end all loads of a place: then more are run.
+    let (least, most) = (LOADS * STREAMS as u64, 8 * LOADS * STREAMS as u64);
+    let is_seen = |&place: &Place| {
+        table.complete(place) > 0 && (!place.is_garbled() || table.failed(place) > 0)
+    };
+    let enough = |loads| loads >= most || loads >= least && land.places.iter().all(is_seen);
+    run(&land, &table, 1, enough);
     for &place in &land.places {
         assert!(
             table.complete(place) > 0,
