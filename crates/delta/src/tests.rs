@@ -418,7 +418,7 @@ fn memory_that_is_not_the_base_stays_as_it_is() {
         let error = refused.expect_err("another base");
         assert_eq!(error.kind(), kind, "{error}");
         assert!(state == before, "{error}");
-        // Of an applied patch, any changed tensor may be the first to be noticed.
+        // Any changed tensor of an applied patch may be the first to be noticed.
         assert!(
             error.tensor() == Some(name) || text.contains("already"),
             "{error}"

@@ -148,7 +148,7 @@ def main() -> None:
             found = {key.removeprefix("."): read[key] for key in read} if is_module else flat(read.tree())
             assert found.keys() == own.keys(), (name, found.keys(), own.keys())
             for tensor in sorted(own):
-                # What was on no device has no bytes, and is read as zeros.
+                # Tensors on no device have no bytes, and are read as zeros.
                 value = own[tensor] if not own[tensor].is_meta else torch.zeros(own[tensor].shape)
                 line = described(name, tensor, value)
                 assert line == described(name, tensor, found[tensor]), line

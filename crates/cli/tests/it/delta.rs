@@ -140,7 +140,7 @@ fn wrong_bases_patches_and_targets_leave_nothing() {
     let damaged = versions.text("damaged.safetensors");
     fs::write(&damaged, &bytes[..bytes.len() - 1]).unwrap();
     versions.left_nothing(&applied(&base, &damaged), 4, "damaged.safetensors");
-    // Of the values, which follow the indices and precede the headers.
+    // A byte of the values, which follow the indices and precede the headers.
     let at = bytes.len() - usize::try_from(versions.made["elements"].as_u64().unwrap()).unwrap();
     let mut flipped = bytes.clone();
     flipped[at] ^= 1;

@@ -38,7 +38,7 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
     }
     let started = Instant::now();
     let mut opening = waiting(&args.opening, &location)?;
-    // What is set for all commands would fill the cache of the hub in place of this one.
+    // A value for all commands would fill the cache of the hub in place of this one.
     opening.store.store.push("hf_cache=false".into());
     let before = cached_bytes(&opening, &location)?;
     let checkpoint = open(&args.location, &opening, args.tuning.0.timeout, interrupt)?;

@@ -150,7 +150,7 @@ fn is_elsewhere(failure: &Failure) -> bool {
 fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let access_point = AccessPoint::of(opening.url)?;
     let explicit = opening.is_explicit(&EXPLICIT);
-    // Of what is written; the signature of a request needs the same digest.
+    // Digest of the bytes; the signature of a request needs it too.
     let mut builder = AmazonS3Builder::new().with_checksum_algorithm(Checksum::SHA256);
     let mut client_settings = Vec::new();
     let passed = opening.passed_settings()?;
