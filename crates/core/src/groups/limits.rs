@@ -78,16 +78,10 @@ mod tests {
         assert!(!free.depth.is_fixed());
         assert_eq!(free.reads, 8);
         assert_eq!(free.depth.start().bytes, (32 << 20) + 8 * 2 * 4096);
-        let set = limits(&LoadOptions {
-            depth: Some(3),
-            ..LoadOptions::default()
-        });
+        let set = limits(&LoadOptions::new().depth(3));
         assert!(set.depth.is_fixed());
         assert_eq!((set.reads, set.depth.bytes()), (3, 3 * WINDOW as u64));
-        let bounded = limits(&LoadOptions {
-            in_flight_bytes: Some(8 << 20),
-            ..LoadOptions::default()
-        });
+        let bounded = limits(&LoadOptions::new().in_flight_bytes(8 << 20));
         assert!(bounded.depth.is_fixed());
         assert_eq!((bounded.reads, bounded.depth.bytes()), (2, 8 << 20));
     }

@@ -284,10 +284,8 @@ mod tests {
             in_flight_bytes_max: 128 << 20,
         };
         let limits = |extent_bytes| {
-            let options = LoadOptions {
-                extent_bytes,
-                ..LoadOptions::default()
-            };
+            let mut options = LoadOptions::new();
+            options.extent_bytes = extent_bytes;
             limits(&options, &hints, 1 << 20)
         };
         let (default, half) = (limits(None), limits(Some(2 << 20)));

@@ -433,11 +433,10 @@ mod tests {
     }
 
     fn options(memory: Option<u64>, device: Option<u64>) -> LoadOptions {
-        LoadOptions {
-            memory_limit: memory,
-            device_memory_limit: device,
-            ..LoadOptions::default()
-        }
+        let mut options = LoadOptions::new();
+        options.memory_limit = memory;
+        options.device_memory_limit = device;
+        options
     }
 
     fn with<T>(sizes: &[u64], host: usize, ask: impl Fn(&Demand<'_>) -> T) -> T {

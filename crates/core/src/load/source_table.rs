@@ -298,10 +298,7 @@ mod tests {
             in_flight_bytes: 32 << 20,
             in_flight_bytes_max: 32 << 20,
         };
-        let options = LoadOptions {
-            extent_bytes: Some(1 << 30),
-            ..LoadOptions::default()
-        };
+        let options = LoadOptions::new().extent_bytes(1 << 30);
         let own = [false, true].map(|is_shared| own_layout(hints, is_shared, &options, false));
         assert_eq!(own.map(|layout| layout.extent_bytes), [1 << 30; 2]);
         assert_eq!(own.map(|layout| layout.gap_bytes), [16 << 10, 0]);

@@ -191,7 +191,6 @@ fn refusal(ordinal: usize, budget: HostBudget, regions: u64, available: u64) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Trial;
 
     const MIB: u64 = 1 << 20;
 
@@ -275,16 +274,13 @@ mod tests {
 
     #[test]
     fn options_adapt_to_shared_memory_if_tried() {
-        let options = |unified, cache, align, memory_limit, device_memory_limit| LoadOptions {
-            trial: Trial {
-                unified,
-                ..Trial::default()
-            },
-            cache,
-            align,
-            memory_limit,
-            device_memory_limit,
-            ..LoadOptions::default()
+        let options = |unified, cache, align, memory_limit, device_memory_limit| {
+            let mut options = LoadOptions::new().cache(cache);
+            options.trial.unified = unified;
+            options.align = align;
+            options.memory_limit = memory_limit;
+            options.device_memory_limit = device_memory_limit;
+            options
         };
         let auto = CacheMode::Auto;
         let plain = options(true, auto, None, None, None);

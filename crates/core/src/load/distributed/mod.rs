@@ -56,12 +56,6 @@ pub(crate) struct Joined {
     reread_bytes: Arc<AtomicU64>,
 }
 
-impl From<&LoadOptions> for JoinLimits {
-    fn from(options: &LoadOptions) -> Self {
-        Self::new(options.join_timeout, options.timeout)
-    }
-}
-
 impl Loader {
     /// Agrees with the other ranks of the group on the load, if there is a group.
     ///

@@ -44,6 +44,7 @@ const OF_TESTS: [&str; 12] = [
 /// reads, sorted by name, each with the name and the warning. Other names do not count.
 ///
 /// ```
+/// # mod tload { pub mod internal { pub use tload_options::*; } }
 /// let warnings = tload::internal::unknown_variables(["PATH", "TLOAD_DEPTH", "TLOAD_DEPTHH"]);
 /// let [(name, warning)] = warnings.as_slice() else { panic!("one is unknown") };
 /// assert_eq!(name, "TLOAD_DEPTHH");

@@ -1,5 +1,8 @@
 //! Sharing of reads between the ranks of a group.
 
+use tload_ranks::JoinLimits;
+
+use super::LoadOptions;
 use crate::error::named;
 
 named! {
@@ -34,4 +37,10 @@ named! {
     /// Returns the name that options and reports use.
     pub fn name;
     impl FromStr as "on_peer_loss";
+}
+
+impl From<&LoadOptions> for JoinLimits {
+    fn from(options: &LoadOptions) -> Self {
+        Self::new(options.join_timeout, options.timeout)
+    }
 }

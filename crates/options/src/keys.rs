@@ -333,6 +333,10 @@ impl LoadOptions {
     /// # Examples
     ///
     /// ```
+    /// # mod tload {
+    /// #     pub use tload_base::error::*;
+    /// #     pub use tload_options::*;
+    /// # }
     /// use tload::LoadOptions;
     ///
     /// let mut options = LoadOptions::new();
@@ -353,7 +357,9 @@ impl LoadOptions {
     }
 
     /// Returns a copy with the memory limit divided by `divisor`.
-    pub(crate) fn with_divided_memory(&self, divisor: u64) -> Self {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_divided_memory(&self, divisor: u64) -> Self {
         Self {
             memory_limit: self.memory_limit.map(|limit| limit / divisor),
             ..self.clone()
