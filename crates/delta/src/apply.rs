@@ -1,16 +1,16 @@
 //! Applies a patch to the files of its base: writes the new checkpoint beside it, byte for byte.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use tload::{Checkpoint, Result, TensorInfo};
 use tload_format::{
     Entry, HEADER_BYTES_MAX, INDEX_BYTES_MAX, INDEX_SUFFIX, LENGTH_BYTES, SUFFIX, parse,
 };
+use tload_partial::Partial;
 
 use crate::changes::{Changes, Kept};
-use crate::output::{Output, cannot_write, write_file};
+use crate::output::write_file;
 use crate::patch::{Patch, not_base, other_digest};
 use crate::pieces::{Pieces, Sum};
 use crate::record::{Change, TensorRecord, header_name, index_name};
@@ -33,7 +33,8 @@ struct Planned<'p> {
 /// `InvalidRequest` if `out` exists; `Cancelled`; `Io` or `OutOfMemory` if it cannot be written;
 /// any error of reading. `out` is complete, or is not there.
 pub fn apply(base: &Checkpoint, patch: &Patch, out: &Path, control: &Control) -> Result<Summary> {
-    let output = Output::new(out)?;
+    let mut partial = Partial::new(out)?;
+    partial.refuse_existing()?;
     let base = Pieces::new(base)?;
     let planned = files(patch)?;
     let mut summary = Summary {
@@ -44,8 +45,8 @@ pub fn apply(base: &Checkpoint, patch: &Patch, out: &Path, control: &Control) ->
         check(patch, &base, record, entry, &mut summary)?;
     }
     control.expect(summary.total_bytes);
-    let folder = output.temporary();
-    fs::create_dir(folder).map_err(|error| cannot_write(folder, error))?;
+    partial.create_folder()?;
+    let folder = partial.beside();
     workers::each(planned.len(), |number| {
         let file = &planned[number];
         write_file(&folder.join(file.name), |put| {
@@ -55,7 +56,7 @@ pub fn apply(base: &Checkpoint, patch: &Patch, out: &Path, control: &Control) ->
         })
     })?;
     write_index(patch, folder)?;
-    output.finish()?;
+    partial.complete(false)?;
     Ok(summary)
 }
 

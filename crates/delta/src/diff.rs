@@ -5,6 +5,7 @@
 //! kept.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -13,8 +14,9 @@ use serde_json::{Map, Value, json};
 use tload::copy::read_beside;
 use tload::{Checkpoint, Dtype, Error, ErrorKind, Result, StoreOptions, TensorInfo};
 use tload_format::{HEADER_BYTES_MAX, INDEX_BYTES_MAX, INDEX_NAME, INDEX_SUFFIX, SUFFIX};
+use tload_partial::Partial;
 
-use crate::output::{Output, write_file};
+use crate::output::fill;
 use crate::pieces::{Pieces, Sum, element_bytes, piece};
 use crate::record::{
     Change, FORMAT, FileRecord, OWN, Record, TensorRecord, VERSION, header_name, index_name,
@@ -84,7 +86,8 @@ pub(crate) fn diff_keeping(
     control: &Control,
     kept_bytes_max: u64,
 ) -> Result<Summary> {
-    let output = Output::new(out)?;
+    let mut partial = Partial::new(out)?;
+    partial.refuse_existing()?;
     let (old, new) = (Pieces::new(base)?, Pieces::new(new)?);
     let both = Both {
         old: &old,
@@ -121,8 +124,8 @@ pub(crate) fn diff_keeping(
     summary.removed = record.removed.len();
     // Wide elements first, so that every tensor is aligned.
     planned.sort_by_key(|it| std::cmp::Reverse(it.dtype.alignment()));
-    both.write(output.temporary(), &record, &planned)?;
-    output.finish()?;
+    both.write(partial.create_file()?, out, &record, &planned)?;
+    partial.complete(false)?;
     Ok(summary)
 }
 
@@ -202,7 +205,13 @@ impl Both<'_> {
         self.left.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
 
-    fn write(&self, path: &Path, record: &Record, planned: &[Planned<'_>]) -> Result<()> {
+    fn write(
+        &self,
+        file: File,
+        path: &Path,
+        record: &Record,
+        planned: &[Planned<'_>],
+    ) -> Result<()> {
         let record = serde_json::to_string(record).expect("texts and numbers");
         let metadata = [("format", FORMAT), ("version", VERSION), ("delta", &record)];
         let mut header = Map::new();
@@ -224,7 +233,7 @@ impl Both<'_> {
                 "the header of the patch would be too long",
             ));
         }
-        write_file(path, |put| {
+        fill(file, path, |put| {
             put(&(header.len() as u64).to_le_bytes())?;
             put(header.as_bytes())?;
             planned

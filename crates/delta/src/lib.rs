@@ -40,9 +40,10 @@ pub use apply::apply;
 pub use control::Control;
 pub use diff::diff;
 pub use memory::TensorMemory;
-pub use output::{discard, temporary};
+pub use output::discard;
 pub use patch::Patch;
 pub use summary::Summary;
+pub use tload_partial::beside as temporary;
 
 /// Most bytes of changes that are kept in memory, so that they are read once. Larger ones are read
 /// again. An update of 1 % of a model of 16 GB is half of it.

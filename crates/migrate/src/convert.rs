@@ -141,6 +141,7 @@ impl Convert {
             file.is_key_right = is_key_right(&file)?;
         }
         let layout = Layout::new(&index.tensors);
+        let layout = layout.map_err(|error| error.with_location(&self.source))?;
         let bytes = index.tensors.iter().map(|it| it.byte_len).sum();
         self.shared.bytes_total.store(bytes, Ordering::Relaxed);
         let target = Target::begin(&self.folder, self.is_forced, &layout)?;
@@ -168,7 +169,7 @@ impl Convert {
         });
         copied.into_iter().collect::<Result<()>>()?;
         source.verify_unchanged()?;
-        let path = target.complete()?;
+        let path = target.complete(self.is_forced)?;
         let zeros = index.tensors.iter().filter(|tensor| tensor.is_meta());
         Ok(Converted {
             location: self.source.to_string(),

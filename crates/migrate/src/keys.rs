@@ -16,6 +16,10 @@ use crate::sync::lock::Mutex;
 /// Longest file with a key or passphrase, bytes.
 const SECRET_BYTES_MAX: usize = 1 << 16;
 
+/// Most keys that are derived for one file. Tensorizer derives one; each may take a minute, as long
+/// as the file asks for.
+const DERIVED_MAX: usize = 8;
+
 /// Keys of one file.
 pub(crate) struct Keys<'a> {
     secret: Option<&'a Secret>,
@@ -37,6 +41,11 @@ impl<'a> Keys<'a> {
         let mut derived = self.derived.lock();
         if let Some(key) = derived.get(&encryption.derivation) {
             return Ok(key.clone());
+        }
+        if derived.len() == DERIVED_MAX {
+            let message = format!("wants more than {DERIVED_MAX} keys derived from the passphrase");
+            return Err(Error::unsupported(message)
+                .with_hint("Tensorizer derives one: do not trust the file"));
         }
         let key = secret.key(encryption).map_err(|error| refused(&error))?;
         derived.insert(encryption.derivation.clone(), key.clone());

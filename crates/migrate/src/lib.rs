@@ -22,4 +22,5 @@ pub(crate) use tload_storage as storage;
 
 pub use convert::{Control, Convert, Converted, Progress};
 pub use keys::{key_of, passphrase_of, read_secret};
+pub use target::temporary;
 pub use tload_tensorizer::Secret;

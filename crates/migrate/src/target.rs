@@ -1,24 +1,26 @@
 //! The safetensors file that is written: at its name when it is complete, and not before.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
-use tload_format::{LENGTH_BYTES, SINGLE_NAME};
+use tload_format::{HEADER_BYTES_MAX, INDEX_SUFFIX, LENGTH_BYTES, SINGLE_NAME, SUFFIX};
+use tload_partial::Partial;
 use tload_tensorizer::Tensor;
 
 use crate::error::{Error, ErrorKind, Result};
 
+/// Key of a header that is no tensor's.
+const METADATA: &str = "__metadata__";
+
 /// File in progress. Dropping it removes what was written.
 #[derive(Debug)]
 pub(crate) struct Target {
-    path: PathBuf,
-    partial: PathBuf,
+    partial: Partial,
     file: File,
-    is_complete: bool,
 }
 
 /// Places of tensors in the file that is written.
@@ -33,7 +35,16 @@ pub(crate) struct Layout {
 impl Layout {
     /// Lays tensors out as safetensors' own writer does: by size of their elements, the largest
     /// first, so that all are aligned; in file order where these are equal.
-    pub(crate) fn new(tensors: &[Tensor]) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] for names that safetensors cannot have, and for more names than
+    /// fit in a header.
+    pub(crate) fn new(tensors: &[Tensor]) -> Result<Self> {
+        if let Some(tensor) = tensors.iter().find(|it| it.name == METADATA) {
+            let message = "safetensors has metadata of this name, and no tensor can have it";
+            return Err(Error::unsupported(message).with_tensor(&tensor.name));
+        }
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(tensors[*at].dtype.bits()));
         let mut entries = Vec::with_capacity(tensors.len());
@@ -47,17 +58,24 @@ impl Layout {
         let mut json = serde_json::to_vec(&Entries(entries)).expect("texts and numbers");
         // Spaces align the first tensor, as safetensors does.
         json.resize(json.len().next_multiple_of(8), b' ');
+        if json.len() as u64 > HEADER_BYTES_MAX {
+            let message = format!(
+                "the header would have {} bytes, and no reader takes more than {HEADER_BYTES_MAX}",
+                json.len()
+            );
+            return Err(Error::unsupported(message));
+        }
         let begin = LENGTH_BYTES + json.len() as u64;
         for start in &mut starts {
             *start += begin;
         }
         let mut header = (json.len() as u64).to_le_bytes().to_vec();
         header.append(&mut json);
-        Self {
+        Ok(Self {
             header,
             starts,
             bytes: begin + end,
-        }
+        })
     }
 }
 
@@ -74,7 +92,7 @@ impl Serialize for Entries<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len() + 1))?;
         // transformers requires it.
-        map.serialize_entry("__metadata__", &serde_json::json!({"format": "pt"}))?;
+        map.serialize_entry(METADATA, &serde_json::json!({"format": "pt"}))?;
         for (tensor, data_offsets) in &self.0 {
             let entry = Entry {
                 dtype: tensor.dtype.name(),
@@ -91,29 +109,14 @@ impl Target {
     /// Begins the file in `folder`, which is created if it does not exist.
     pub(crate) fn begin(folder: &Path, is_forced: bool, layout: &Layout) -> Result<Self> {
         let path = folder.join(SINGLE_NAME);
-        if !is_forced && path.symlink_metadata().is_ok() {
-            return Err(Error::invalid_request("exists already")
-                .with_location(path.display())
-                .with_hint("pass another directory, or --force to replace it"));
-        }
-        let partial = folder.join(format!(".{SINGLE_NAME}.tload-partial"));
-        let opened = std::fs::create_dir_all(folder).and_then(|()| {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true);
-            options
-                .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
-                .open(&partial)
-        });
-        let file = opened.map_err(|error| failed(&partial, error))?;
-        let mut target = Self {
-            path,
-            partial,
-            file,
-            is_complete: false,
-        };
+        refuse_others(folder, is_forced)?;
+        std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        let mut partial = Partial::new(&path)?;
+        let file = partial.create_file()?;
+        let mut target = Self { partial, file };
         target
             .lay_out(layout)
-            .map_err(|error| failed(&target.partial, error))?;
+            .map_err(|error| failed(target.partial.path(), error))?;
         Ok(target)
     }
 
@@ -138,36 +141,50 @@ impl Target {
 
     pub(crate) fn write_at(&self, bytes: &[u8], position: u64) -> Result<()> {
         let written = self.file.write_all_at(bytes, position);
-        written.map_err(|error| failed(&self.partial, error))
+        written.map_err(|error| failed(self.partial.path(), error))
     }
 
     /// Gives the file its name, once its bytes are on storage.
-    pub(crate) fn complete(mut self) -> Result<PathBuf> {
-        let folder = self.path.parent().map_or(Path::new("."), |folder| {
-            if folder.as_os_str().is_empty() {
-                Path::new(".")
-            } else {
-                folder
-            }
-        });
-        let named = self.file.sync_all().and_then(|()| {
-            std::fs::rename(&self.partial, &self.path)?;
-            let folder = OpenOptions::new().read(true).open(folder)?;
-            folder.sync_all()
-        });
-        named.map_err(|error| failed(&self.path, error))?;
-        self.is_complete = true;
-        Ok(self.path.clone())
+    pub(crate) fn complete(self, is_forced: bool) -> Result<PathBuf> {
+        let path = self.partial.path().to_owned();
+        self.partial.complete(is_forced)?;
+        Ok(path)
     }
 }
 
-impl Drop for Target {
-    fn drop(&mut self) {
-        if !self.is_complete {
-            // The error that ended the conversion counts.
-            let _ = std::fs::remove_file(&self.partial);
+/// Returns where [`Convert`](crate::Convert) writes until the file in `folder` is complete.
+pub fn temporary(folder: &Path) -> PathBuf {
+    tload_partial::beside(&folder.join(SINGLE_NAME))
+}
+
+/// Returns an error if `folder` has weights already. Loads would take those that an index names,
+/// so only a single file is ever replaced.
+fn refuse_others(folder: &Path, is_forced: bool) -> Result<()> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(folder, error)),
+    };
+    for entry in entries {
+        let name = entry.map_err(|error| failed(folder, error))?.file_name();
+        let name = name.to_string_lossy();
+        let is_same = name == SINGLE_NAME;
+        if is_same && is_forced || name.starts_with('.') {
+            continue;
+        }
+        if name.ends_with(SUFFIX) || name.ends_with(INDEX_SUFFIX) {
+            return Err(
+                Error::invalid_request("has weights of another checkpoint already")
+                    .with_location(folder.join(&*name).display())
+                    .with_hint(if is_same {
+                        "pass another directory, or --force to replace it"
+                    } else {
+                        "pass another directory"
+                    }),
+            );
         }
     }
+    Ok(())
 }
 
 fn failed(path: &Path, error: io::Error) -> Error {

@@ -210,6 +210,48 @@ fn an_existing_file_is_replaced_only_by_force() {
     assert_eq!(control.progress().bytes_total, 0);
 }
 
+/// Loads take what an index names, so a file beside it would never be read.
+#[test]
+fn a_folder_with_other_weights_is_refused_even_by_force() {
+    for name in [
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "consolidated.safetensors",
+    ] {
+        let place = Place::new();
+        std::fs::create_dir(place.target()).expect("the folder takes folders");
+        std::fs::write(place.target().join(name), "{}").expect("the folder takes files");
+        std::fs::write(place.0.path().join("x.tensors"), written("v1")).expect("and others");
+        for is_forced in [false, true] {
+            let source = Location::from_path(place.0.path().join("x.tensors"));
+            let convert = Convert::new(source, place.target()).force(is_forced);
+            let error = convert.run().expect_err(name);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+            assert!(error.to_string().contains(name), "{error}");
+            let left = std::fs::read_dir(place.target()).expect("there");
+            assert_eq!(left.count(), 1);
+        }
+    }
+}
+
+#[test]
+fn a_tensor_called_as_the_metadata_is_refused() {
+    let place = Place::new();
+    let mut file = written("v1");
+    let (own, other) = (b"inner.weight", b"__metadata__");
+    for at in 0..file.len() - own.len() {
+        if file[at..].starts_with(own) {
+            file[at..at + own.len()].copy_from_slice(other);
+        }
+    }
+    let error = place
+        .convert(&file, None)
+        .expect_err("no reader would take it");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert_eq!(error.tensor(), Some("__metadata__"), "{error}");
+    place.require_empty();
+}
+
 #[test]
 fn cancelled_conversions_leave_nothing() {
     let place = Place::new();

@@ -171,10 +171,11 @@ def _from_bytes(data: bytes) -> Plan:
     try:
         described = json.loads(body[start : start + length])
         plan = _plan(described, body[start + length :])
-    except (TypeError, KeyError, RecursionError, OverflowError) as error:
+        plan.check()
+    # Numbers of another meaning fail within torch, or want memory that there is not.
+    except (TypeError, KeyError, ArithmeticError, RuntimeError, MemoryError) as error:
         message = f"it has another form: {type(error).__name__}"
         raise ValueError(message) from error
-    plan.check()
     return plan
 
 

@@ -208,6 +208,8 @@ class Plan:
             end = fill.offset + sum((n - 1) * step for n, step in zip(fill.shape, fill.stride, strict=True)) + 1
             if end * DTYPES[fill.dtype].itemsize > place_bytes(self.places[fill.place]):
                 raise ValueError("a constant leaves its parameter")
+            # Fails if no element of the dtype has this value.
+            torch.empty((), dtype=DTYPES[fill.dtype]).fill_(fill.value)
 
     def _sizes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the bytes of an element on each side, by row."""

@@ -27,6 +27,8 @@ pub(crate) fn run(args: &ConvertArgs, interrupt: &Interrupt, out: &mut dyn Write
         .opening(options::opening(store, &args.opening))
         .secret(secret(args)?)
         .force(args.force);
+    // A task that waits for storage does not remove it.
+    let _temporary = interrupt.temporary(tload_migrate::temporary(&args.target));
     let control = convert.control();
     let progress = Progress::for_bytes(0, "converting");
     let cancel = || control.cancel();

@@ -79,3 +79,35 @@ fn converts_and_says_why_it_does_not() {
         }
     }
 }
+
+/// Restarted jobs and replicas convert to one place at a time.
+#[test]
+fn several_conversions_to_one_folder_leave_one_whole_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("x.tensors"), folder.path().join("out"));
+    std::fs::write(&source, recorded::written("v5")).unwrap();
+    let statuses = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..6)
+            .map(|_| {
+                scope.spawn(|| {
+                    let (source, target) = (source.to_str().unwrap(), target.to_str().unwrap());
+                    run(["convert", source, target, "--quiet"]).status.code()
+                })
+            })
+            .collect();
+        let ended = running.into_iter().map(|it| it.join().unwrap());
+        ended.collect::<Vec<_>>()
+    });
+    assert_eq!(
+        statuses.iter().filter(|it| **it == Some(0)).count(),
+        1,
+        "{statuses:?}"
+    );
+    assert!(
+        statuses.iter().all(|it| matches!(it, Some(0 | 2))),
+        "{statuses:?}"
+    );
+    assert_eq!(std::fs::read_dir(&target).unwrap().count(), 1);
+    let loaded = run(["load", target.to_str().unwrap(), "--quiet"]);
+    assert_eq!(loaded.status.code(), Some(0));
+}

@@ -244,7 +244,7 @@ impl Verification {
             ..VerifyReport::default()
         };
         if let Some(begun) = begun {
-            match self.write(&begun, &report, entries) {
+            match self.write(begun, &report, entries) {
                 Ok(written) => report.written = written,
                 Err(error) => report.not_written = Some(FileError::new(error)),
             }
@@ -256,7 +256,7 @@ impl Verification {
     /// Writes the manifest if every file matches or is unverified, and returns its path.
     fn write(
         &self,
-        begun: &Begun,
+        begun: Begun,
         report: &VerifyReport,
         files: BTreeMap<String, ManifestFile>,
     ) -> Result<Option<String>> {
@@ -266,7 +266,7 @@ impl Verification {
         if !report.files.iter().all(is_good) {
             return Ok(None);
         }
-        let target = begun.path();
+        let target = begun.path().to_owned();
         let text = Manifest { files }.render();
         // A manifest that could not be parsed is not written: it would hold a name that manifests
         // forbid.

@@ -23,7 +23,9 @@ pub(super) const COPIES: Section = Section {
         },
         Promise {
             says: "Writing a manifest follows no symbolic link.",
-            tests: &["crates/verify/src/write.rs::links_are_not_followed"],
+            tests: &[
+                "crates/partial/src/tests.rs::leftovers_of_killed_processes_are_removed_by_the_next_one",
+            ],
         },
         Promise {
             says: "`tload cp` skips a file only if a record says that it is a copy of the same \
