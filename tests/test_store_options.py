@@ -194,6 +194,7 @@ def test_functions_with_store_take_its_keys_as_keywords(tmp_path: Path) -> None:
     keys = list(StoreKeywords.__annotations__)
     assert set(keys) < {name for name, *_ in _tload.STORE_KEYS}
     functions: list[Any] = [tload.open, tload.stream, tload.load, tload.load_into, tload.copy, tload.list_files]
+    functions += [tload.diff, tload.apply, tload.apply_into]
     functions += [tload.verify, safe_open, safetensors_torch.load_file, safetensors_torch.load_model]
     functions += [safetensors_numpy.load_file, safetensors_flax.load_file, StorageReader]
     for function in functions:
@@ -209,6 +210,9 @@ def test_functions_with_store_take_its_keys_as_keywords(tmp_path: Path) -> None:
         lambda **given: tload.copy(EVERYWHERE, tmp_path, **given),
         lambda **given: tload.list_files(EVERYWHERE, **given),
         lambda **given: tload.verify(EVERYWHERE, **given),
+        lambda **given: tload.diff(EVERYWHERE, EVERYWHERE, tmp_path / "patch", **given),
+        lambda **given: tload.apply(EVERYWHERE, EVERYWHERE, tmp_path / "out", **given),
+        lambda **given: tload.apply_into({}, EVERYWHERE, **given),
         lambda **given: safe_open(EVERYWHERE, "pt", **given),
         lambda **given: safetensors_torch.load_file(EVERYWHERE, **given),
         lambda **given: safetensors_torch.load_model(torch.nn.Linear(1, 1), EVERYWHERE, **given),

@@ -78,6 +78,7 @@ __all__ = [
     "CopyPlan",
     "CopyReport",
     "CorruptError",
+    "DeltaReport",
     "DepthReport",
     "DeviceError",
     "DeviceReport",
@@ -123,7 +124,10 @@ __all__ = [
     "VerifiedBy",
     "VerifyReport",
     "__version__",
+    "apply",
+    "apply_into",
     "copy",
+    "diff",
     "list_files",
     "load",
     "load_into",
@@ -146,6 +150,7 @@ _SUBMODULES = frozenset(
 _LATER = {
     "_files.copy": ("CopyPlan", "CopyReport", "ListedFile", "PlannedFile", "copy", "list_files"),
     "_files.save": ("Leftover", "SaveReport", "remove_incomplete", "save"),
+    "_files.delta": ("DeltaReport", "apply", "apply_into", "diff"),
     "_files.verify": ("FileReport", "Mismatch", "VerifyReport", "verify"),
     "_options.stores": ("GCS", "HTTP", "OCI", "S3", "Azure", "HuggingFace"),
 }
@@ -156,6 +161,7 @@ if TYPE_CHECKING:
     from tload import report as report
     from tload import typing as typing
     from tload._files.copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
+    from tload._files.delta import DeltaReport, apply, apply_into, diff
     from tload._files.save import Leftover, SaveReport, remove_incomplete, save
     from tload._files.verify import FileReport, Mismatch, VerifyReport, verify
     from tload._options.stores import GCS, HTTP, OCI, S3, Azure, HuggingFace

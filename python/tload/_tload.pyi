@@ -28,6 +28,7 @@ __all__ = [
     "Tensor",
     "Writer",
     "__version__",
+    "apply_into",
     "check_options",
     "check_store",
     "cli_main",
@@ -47,6 +48,7 @@ __all__ = [
     "parked_bytes",
     "parse_bytes",
     "parse_store_option",
+    "patch_files",
     "read_beside",
     "read_signature",
     "release_staging",
@@ -123,6 +125,29 @@ def list_files(source: str | PathLike[str], *, store: Sequence[tuple[str, str]])
 def show_location(location: str | PathLike[str]) -> str: ...
 def has_secret(location: str | PathLike[str]) -> bool:
     """Return whether a location has parts that are not shown."""
+
+def patch_files(
+    first: Checkpoint,
+    second: Checkpoint,
+    out: str | PathLike[str],
+    *,
+    options: Options,
+    progress: Callable[[int, int], object] | None,
+    store: Sequence[tuple[str, str]] | None = None,
+) -> str:
+    """Write the checkpoint that the patch `second` makes of `first`; with `store`, what differs, as a patch.
+
+    Return the summary as JSON.
+    """
+
+def apply_into(
+    targets: Mapping[str, Any],
+    patch: Checkpoint,
+    *,
+    options: Options,
+    progress: Callable[[int, int], object] | None,
+) -> str:
+    """Apply a patch to tensors in host memory, by name. Return the summary as JSON."""
 
 def verify(
     location: str | PathLike[str],

@@ -18,7 +18,7 @@
 //! checks a patch, which is untrusted, and `changes` reads its elements. Nothing is ever in memory
 //! as a whole, except headers, indexes of files, and patches below [`KEPT_BYTES_MAX`].
 //!
-//! Programs depend on the crate `tload`; this crate is a part of the command.
+//! Programs depend on the crate `tload`; this crate is a part of the command and of the package.
 
 #![forbid(unsafe_code)]
 

@@ -14,6 +14,7 @@ mod buffers;
 mod checkpoint;
 mod configuration;
 mod copy;
+mod delta;
 mod early;
 mod events;
 mod forked;
@@ -53,6 +54,7 @@ mod _tload {
         checkpoint::Checkpoint,
         configuration::{configured_options, configured_store},
         copy::{copy, has_secret, list_files, read_beside, show_location},
+        delta::{apply_into, patch_files},
         early::EarlyStart,
         group::Group,
         loader::Loader,

@@ -338,10 +338,11 @@ const OPTIONS: [&str; 10] = [
 ];
 
 /// Crates above `tload`, which show options by their own names, and crates for tests.
-const WITHOUT_MARKS: [&str; 9] = [
+const WITHOUT_MARKS: [&str; 10] = [
     "cli",
     "cuda-stub",
     "py",
+    "pydelta",
     "pymemory",
     "serve",
     "soundness",

@@ -288,10 +288,11 @@ const SECTIONS: [(&str, &[Term]); 7] = [
 ];
 
 /// Crates with words of their own.
-const OTHERS: [&str; 7] = [
+const OTHERS: [&str; 8] = [
     "cli",
     "cuda-stub",
     "py",
+    "pydelta",
     "pymemory",
     "serve",
     "testbed",
