@@ -187,10 +187,14 @@ def test_plans_that_were_changed_stay_inside_tensors_and_parameters(
         lambda it, _: it["places"][0].__setitem__(2, [-4, -4]),
         lambda it, _: it["places"][0].__setitem__(2, [1 << 60] * 9),
         lambda it, _: it["places"][0].__setitem__(3, [100, 1]),
-        lambda it, _: it["sources"].pop(),
-        lambda it, _: it["sources"][0].__setitem__(1, "F1024"),
-        lambda it, _: it["sources"][0].__setitem__(2, [1]),
-        lambda it, _: it["sources"][0].__setitem__(0, 5),
+        lambda it, _: (it["names"].pop(), it["of_form"].pop()),
+        lambda it, _: it["names"].pop(),
+        lambda it, _: it["forms"][0].__setitem__(0, "F1024"),
+        lambda it, _: it["forms"][0].__setitem__(1, [1]),
+        lambda it, _: it["names"].__setitem__(0, 5),
+        lambda it, _: it["of_form"].__setitem__(0, len(it["forms"])),
+        lambda it, _: it["of_form"].__setitem__(0, -1),
+        lambda it, _: it["of_form"].__setitem__(0, bool(1)),
         lambda it, _: it["fills"][0].__setitem__(2, 1 << 40),
         lambda it, _: it["fills"][0].__setitem__(0, 99),
         lambda it, _: it["fills"][0].__setitem__(5, "zero"),
@@ -200,7 +204,7 @@ def test_plans_that_were_changed_stay_inside_tensors_and_parameters(
         lambda it, _: it.update(dtypes=["os"]),
         lambda it, _: it.update(dtypes=[]),
         lambda it, _: it.update(normal="A_log"),
-        lambda it, _: it.update(normal=[it["sources"][0][0]]),
+        lambda it, _: it.update(normal=[it["names"][0]]),
         lambda it, _: it.pop("loaded"),
         lambda it, _: it.update(key=7),
     ]
@@ -301,7 +305,7 @@ def test_a_rank_reads_only_its_part(tmp_path: Path) -> None:
         wanted, module = normally(make, checkpoint), make()
         plan = recorded(module, checkpoint)
         assert digest(module) == wanted
-        reports = plans.run(plan, module, checkpoint)
+        reports = plans.run(plan, module, checkpoint).reports
         assert digest(module) == wanted
         assert sum(report.tensor_bytes for report in reports) * 2 == checkpoint.total_bytes
         assert plan.coverage() == {"fused": 3 * half * 512, "rows": half * 512}
@@ -392,7 +396,7 @@ def test_ranks_of_tensor_parallelism_read_half(rank: int, tmp_path: Path, monkey
         # All of it is the core's.
         monkeypatch.delattr(RUNS, "_copy_rest")
         module = make()
-        reports = plans.run(plan, module, checkpoint)
+        reports = plans.run(plan, module, checkpoint).reports
         assert digest(module) == wanted
         assert sum(report.read_bytes for report in reports) <= 0.55 * checkpoint.total_bytes
         assert sum(report.tensor_bytes for report in reports) <= 0.501 * checkpoint.total_bytes

@@ -73,7 +73,7 @@ def load_by_plan(rank: int, path: Path) -> None:
         assert plan.normal == (("log",) if rank == 1 else ())
         for _ in range(2):
             module = model(rank)
-            reports = plans.run(plan, module, checkpoint, module.load_weights, options=OPTIONS, group=group)
+            reports = plans.run(plan, module, checkpoint, module.load_weights, options=OPTIONS, group=group).reports
             assert digest(module) == wanted
             assert [report.group is not None for report in reports] == [True] * 3
             # Halves of two tensors, and what only this rank has.

@@ -20,6 +20,7 @@ from tload._engines import form
 from tload._engines.coverage import Writes
 from tload._engines.recorder import writes_of
 from tload._errors import Error, PeerError
+from tload._load.collections import no_collections
 from tload._options import store_options
 from tload._ranks.group import raw_group
 from tload.plans.plan import DTYPES, FIXED, PLACE, PLACE_DTYPE, PLACE_OFFSET, TENSOR
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from tload._engines.coverage import Parameter
     from tload.plans import Plan
-    from tload.report import Report
+    from tload.plans.run import Loaded
     from tload.vllm._weights import Weights as Source
 
     Weights = Iterator[tuple[str, torch.Tensor]]
@@ -69,6 +70,8 @@ class _Found:
     """Reason against a plan, if it is the normal way."""
     key: str = ""
     path: Path = Path()
+    headers: str = ""
+    """Digest of the headers of the checkpoint."""
     before: form.Form = field(default_factory=dict)
     """Form of the model before the load."""
     plan: Plan | None = None
@@ -105,6 +108,10 @@ class Attempt:
         Raises:
             RuntimeError: The checkpoint cannot be read, with the `tload.Error` as its cause.
         """
+        with no_collections():
+            return self._load(model, load)
+
+    def _load(self, model: torch.nn.Module, load: Load) -> Outcome | None:
         opened = self.source.opened
         found = self._found(model)
         if not self._agreed(found.way):
@@ -115,7 +122,7 @@ class Attempt:
             return None
         try:
             if found.plan is not None:
-                return self._run(found.plan, found.path, model, load)
+                return self._run(found, found.plan, model, load)
             # A recording may be refused on one rank only.
             opened.leave_group()
             return self._record(found, model, load)
@@ -130,10 +137,10 @@ class Attempt:
             reason = about.against or self._against(model)
             if reason is not None:
                 return replace(found, reason=reason)
-            before = form.of(model)
+            before, headers = form.of(model), plans.headers_of(opened.checkpoint)
             key = plans.key(
                 about.engine,
-                headers=plans.headers_of(opened.checkpoint),
+                headers=headers,
                 form=form.digest(before),
                 names=opened.names,
                 device=opened.device,
@@ -142,7 +149,7 @@ class Attempt:
         except Exception as error:  # noqa: BLE001  # versions of engines differ: this one is described in other ways
             return replace(found, reason=f"{type(error).__name__}: {error}")
         path = self.folder / f"{key[:40]}.plan"
-        found = replace(found, key=key, path=path, before=before)
+        found = replace(found, key=key, path=path, before=before, headers=headers)
         plan = plans.restore(path, key)
         if plan is not None:
             return replace(found, way="plan", plan=plan)
@@ -164,28 +171,28 @@ class Attempt:
             self.logger.warning("tload loads on every rank alone: %s", error)
             return False
 
-    def _run(self, plan: Plan, path: Path, model: torch.nn.Module, load: Load) -> Outcome | None:
+    def _run(self, found: _Found, plan: Plan, model: torch.nn.Module, load: Load) -> Outcome | None:
         start, opened = time.perf_counter(), self.source.opened
         try:
-            reports = self._reports(plan, model, load)
+            loaded = self._loaded(plan, found.headers, model, load)
         except plans.RefusedError as error:
             opened.leave_group()
             self._tell(str(error))
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)
+            os.utime(found.path)
         self.logger.info(
             "tload loaded %d tensors of `%s` by a load plan in %.2f seconds%s: %s",
             len(plan.sources) + len(plan.normal),
             self.shown,
             time.perf_counter() - start,
             _normally(plan),
-            how(reports),
+            how(loaded.reports, loaded.straight_bytes),
         )
         return Outcome(None if plan.loaded is None else set(plan.loaded), plan, recorded=False)
 
-    def _reports(self, plan: Plan, model: torch.nn.Module, load: Load) -> list[Report]:
-        """Load by a plan, with the other ranks if they can, and return the reports of the loads."""
+    def _loaded(self, plan: Plan, headers: str, model: torch.nn.Module, load: Load) -> Loaded:
+        """Load by a plan, with the other ranks if they can."""
         opened = self.source.opened
         if opened.group is not None:
             try:
@@ -195,6 +202,7 @@ class Attempt:
                     opened.checkpoint,
                     load,
                     device=opened.device,
+                    headers=headers,
                     options=opened.options(together=True),
                     group=opened.group,
                 )
@@ -205,7 +213,7 @@ class Attempt:
                 self.logger.warning("tload loads on every rank alone: %s", error)
                 opened.leave_group()
         options = opened.options(together=False)
-        return plans.run(plan, model, opened.checkpoint, load, device=opened.device, options=options)
+        return plans.run(plan, model, opened.checkpoint, load, device=opened.device, headers=headers, options=options)
 
     def _record(self, found: _Found, model: torch.nn.Module, load: Load) -> Outcome | None:
         start, opened = time.perf_counter(), self.source.opened

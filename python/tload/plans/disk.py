@@ -1,7 +1,7 @@
 r"""Plans on disk, which are untrusted input.
 
 ```text
-"tload plan 1\n"   length of the JSON, 8 bytes   JSON   rows, 8 bytes a number   SHA-256 of all before
+"tload plan 2\n"   length of the JSON, 8 bytes   JSON   rows, 8 bytes a number   SHA-256 of all before
 ```
 
 Numbers are little endian. A file is used only if it and its directory belong to this process's user
@@ -27,8 +27,8 @@ from tload.plans.plan import DIMS_MAX, ELEMENTS_MAX, FIXED, Fill, Place, Plan, S
 
 _logger = logging.getLogger("tload")
 
-_MAGIC = b"tload plan 1\n"
-_REFUSED = b"tload plan 1 refused\n"
+_MAGIC = b"tload plan 2\n"
+_REFUSED = b"tload plan 2 refused\n"
 _SUM_BYTES = 32
 _BYTES_MAX = 1 << 30
 """Longest file that is read: a million boxes take 70 MB."""
@@ -137,10 +137,15 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
 
 
 def _to_bytes(plan: Plan) -> bytes:
+    names = [source.name for source in plan.sources]
+    forms: dict[tuple[str, tuple[int, ...]], int] = {}
+    of_form = [forms.setdefault((source.dtype, source.shape), len(forms)) for source in plan.sources]
     described = {
         "key": plan.key,
         "headers": plan.headers,
-        "sources": plan.sources,
+        "names": names,
+        "forms": [*forms],
+        "of_form": of_form,
         "places": plan.places,
         "dtypes": plan.dtypes,
         "fills": plan.fills,
@@ -187,7 +192,7 @@ def _plan(described: dict[str, Any], packed: bytes) -> Plan:
     return Plan(
         _text(described["key"]),
         _text(described["headers"]),
-        _sources(described["sources"]),
+        _sources(described["names"], described["forms"], described["of_form"]),
         tuple(
             Place(_text(name), _text(dtype), _numbers(shape), _numbers(stride))
             for name, dtype, shape, stride in _list(described["places"])
@@ -203,20 +208,23 @@ def _plan(described: dict[str, Any], packed: bytes) -> Plan:
     )
 
 
-def _sources(value: object) -> tuple[Source, ...]:
-    """Return the tensors: many, of few shapes."""
-    found = _list(value)
-    if not found:
-        return ()
-    names, dtypes, shapes = zip(*found, strict=True)
-    for wanted, values in ((str, names), (str, dtypes), (list, shapes)):
-        kinds = {*map(type, values)}
-        if kinds != {wanted}:
-            message = f"found {', '.join(sorted(kind.__name__ for kind in kinds))}"
+def _sources(names: object, forms: object, of_form: object) -> tuple[Source, ...]:
+    """Return the tensors: many, of few dtypes and shapes."""
+    known = [(_text(dtype), _numbers(shape)) for dtype, shape in _list(forms)]
+    names, of_form = _list(names), _list(of_form)
+    for wanted, values in ((str, names), (int, of_form)):
+        others = {*map(type, values)} - {wanted}
+        if others:
+            message = f"found {', '.join(sorted(kind.__name__ for kind in others))}"
             raise TypeError(message)
-    keys = [*map(tuple, shapes)]
-    forms = {key: _numbers([*key]) for key in {*keys}}
-    return tuple(map(Source, names, dtypes, map(forms.__getitem__, keys)))
+    if len(names) != len(of_form):
+        raise ValueError("a tensor has no form")
+    if not names:
+        return ()
+    if not 0 <= min(of_form) <= max(of_form) < len(known):
+        raise ValueError("a form of a tensor is out of range")
+    dtypes, shapes = zip(*map(known.__getitem__, of_form), strict=True)
+    return tuple(map(Source, names, dtypes, shapes))
 
 
 def _list(value: object) -> list[Any]:

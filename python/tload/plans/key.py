@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tload._sources.entries import TensorInfo
 
-FORMAT = 1
+FORMAT = 2
 """Version of the format and of what a recording understands. A plan of another one is not used."""
 
 

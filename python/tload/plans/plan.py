@@ -16,7 +16,7 @@ one element and no stride.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -102,6 +102,8 @@ class Plan:
     """Tensors that the engine's loader has to load, because it computes with them."""
     loaded: tuple[str, ...] | None
     """Names that the engine's loader returned, sorted, if it returned a set of names."""
+    _is_checked: bool = field(default=False, init=False)
+    """True once `check` has passed: nothing changes a plan."""
 
     @property
     def dims(self) -> int:
@@ -138,6 +140,8 @@ class Plan:
             ValueError: A number is out of its range, a box leaves its tensor or parameter, or boxes
                 of parameters overlap.
         """
+        if self._is_checked:
+            return
         self._check_names()
         self._check_numbers()
         self._check_bounds()
@@ -146,6 +150,7 @@ class Plan:
         if overlap is not None:
             message = f"boxes overlap in parameter {self.places[overlap].name!r}"
             raise ValueError(message)
+        object.__setattr__(self, "_is_checked", True)
 
     def _check_names(self) -> None:
         if any(name not in DTYPES for name in (*self.dtypes, *(place.dtype for place in self.places))):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from typing import TYPE_CHECKING
 
 import torch
 
+from tload._load.collections import no_collections
 from tload._options.load_options import Options
 from tload._ranks.group import beginning
 from tload.plans import run as runs
@@ -74,7 +73,7 @@ def record(
             contents of its parameters are undefined. An exception of the loader is its cause.
         tload.Error: The checkpoint cannot be read.
     """
-    with _no_collections():
+    with no_collections():
         return _record(
             module, checkpoint, load, key, list(checkpoint if names is None else names), device, options, group
         )
@@ -153,21 +152,6 @@ def _call(recorder: Recorder, load: _Load, weights: Iterator[tuple[str, torch.Te
     if recorder.refused is not None:
         raise recorder.refused
     return returned
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Keep the garbage collector from looking through all objects of an engine again and again.
-
-    A recording keeps some objects for each tensor.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _plan(recorder: Recorder, checkpoint: Checkpoint, key: str, returned: object) -> Plan:

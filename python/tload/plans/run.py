@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -11,7 +11,7 @@ from tload._load.load import require_files, stream
 from tload._options.keywords import OptionKeywords
 from tload._options.load_options import Options, resolve
 from tload._ranks.group import beginning
-from tload.plans import boxes
+from tload.plans import boxes, straight
 from tload.plans.key import headers_of
 from tload.plans.places import bind, bits
 from tload.plans.plan import DTYPES, TENSOR, RefusedError, check_sources
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 _INTEGERS = (1, 2, 4, 8)
 
 
+class Loaded(NamedTuple):
+    """A load by a plan."""
+
+    reports: list[Report]
+    """Reports of its loads."""
+    straight_bytes: int
+    """Bytes that came from the page cache straight into parameters, in no load."""
+
+
 def run(
     plan: Plan,
     module: torch.nn.Module,
@@ -37,9 +46,10 @@ def run(
     load: Callable[[Iterator[tuple[str, torch.Tensor]]], object] | None = None,
     *,
     device: str | torch.device = "cpu",
+    headers: str | None = None,
     options: Options | None = None,
     group: Group | None = None,
-) -> list[Report]:
+) -> Loaded:
     """Load a module by a plan.
 
     Args:
@@ -48,6 +58,7 @@ def run(
         checkpoint: The open checkpoint, with the headers that were recorded.
         load: The engine's loader, for tensors that need it (`plan.normal`).
         device: The device of the tensors that the loader gets.
+        headers: `headers_of(checkpoint)`, if the caller has it.
         options: Options of the loads.
         group: The ranks that load together. Each has a plan of its own, and takes part in three
             loads: tensors that the core writes to parameters, other tensors of the plan, and those
@@ -55,7 +66,7 @@ def run(
             after another error, close the group, or they wait for the next load of this rank.
 
     Returns:
-        The reports of the loads.
+        How it was loaded.
 
     Raises:
         RefusedError: The plan does not fit, and nothing was written: load the normal way.
@@ -65,23 +76,26 @@ def run(
         # Equal on all ranks, whatever they have to load.
         options = boxes.host_options(resolve(options, OptionKeywords()))
     with beginning(group, options or Options()):
-        tensors = _checked(plan, module, checkpoint, load)
+        tensors = _checked(plan, module, checkpoint, load, headers or headers_of(checkpoint))
         require_files(checkpoint, options)
-    reports = write(plan, tensors, checkpoint, options, group)
+    loaded = write(plan, tensors, checkpoint, options, group)
+    reports = loaded.reports
     if load is not None and plan.normal:
         with stream(checkpoint, names=plan.normal, device=str(device), options=options, group=group) as weights:
             load(iter(weights))
             reports.append(weights.report)
     elif group is not None:
         reports.append(boxes.take_part(checkpoint, options, group))
-    return reports
+    return loaded
 
 
-def _checked(plan: Plan, module: torch.nn.Module, checkpoint: Checkpoint, load: object) -> list[torch.Tensor]:
+def _checked(
+    plan: Plan, module: torch.nn.Module, checkpoint: Checkpoint, load: object, headers: str
+) -> list[torch.Tensor]:
     """Return the parameters and buffers of the places of a plan that fits."""
     if plan.normal and load is None:
         raise RefusedError("some tensors need the engine's loader")
-    if headers_of(checkpoint) != plan.headers:
+    if headers != plan.headers:
         raise RefusedError("the headers of the checkpoint are not as they were recorded")
     check_sources(plan, checkpoint)
     try:
@@ -97,7 +111,7 @@ def write(
     checkpoint: Checkpoint,
     options: Options | None = None,
     group: Group | None = None,
-) -> list[Report]:
+) -> Loaded:
     """Write the boxes and constants of a plan that was checked into the parameters of its places.
 
     Ranks that load together must start the same loads: in a group these are two, one of what the
@@ -107,6 +121,12 @@ def write(
         options = boxes.host_options(resolve(options, OptionKeywords()))
     for fill in plan.fills:
         _fill(tensors[fill.place], fill)
+    straight_bytes = 0
+    if group is None:
+        chosen = straight.tensors_in(plan, tensors, checkpoint, options)
+        if bool(chosen.any()):
+            straight_bytes = straight.load(plan, chosen, tensors, checkpoint, options)
+            plan = dataclasses.replace(plan, rows=plan.rows[~chosen[plan.rows[:, TENSOR]]])
     chosen = boxes.tensors_in(plan, tensors)
     reports = boxes.load(plan, chosen, tensors, checkpoint, options=options, group=group)
     rest = dataclasses.replace(plan, rows=plan.rows[~chosen[plan.rows[:, TENSOR]]])
@@ -117,7 +137,7 @@ def write(
         reports.append(_copy_rest(named, tensors, checkpoint, slices, options=options, group=group))
     if group is not None and not read_at_once:
         reports.append(boxes.take_part(checkpoint, options, group))
-    return reports
+    return Loaded(reports, straight_bytes)
 
 
 def _copy_rest(

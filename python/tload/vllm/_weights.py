@@ -385,9 +385,10 @@ def tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
     logger.debug("%s", report)
 
 
-def how(reports: Sequence[tload.Report]) -> str:
-    """Return how the bytes of loads came."""
+def how(reports: Sequence[tload.Report], straight_bytes: int = 0) -> str:
+    """Return how the bytes of loads came, and others straight from the page cache."""
     ways = dict.fromkeys(WAYS, 0)
+    ways["through the page cache"] = straight_bytes
     for report in reports:
         for way, field in WAYS.items():
             ways[way] += getattr(report, field)
