@@ -3,6 +3,8 @@
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
+use crate::format::SUFFIX;
+
 /// Hexadecimal digits of an identifier.
 const DIGITS: usize = 12;
 
@@ -24,9 +26,17 @@ impl WriteId {
         (text.len() == DIGITS && text.bytes().all(is_digit)).then(|| Self(text.to_owned()))
     }
 
-    /// Returns the identifier in the name of a shard: `model-0123456789ab-00001-of-00002…`.
+    /// Returns the identifier in the name of a shard: `model-0123456789ab-00001-of-00002.safetensors`.
+    /// Other programs put dates and hashes into names: only a name that a write gives has one.
     pub(crate) fn of_shard(name: &str) -> Option<Self> {
-        name.split('-').find_map(Self::parse)
+        let (id, numbers) = name
+            .strip_prefix("model-")?
+            .strip_suffix(SUFFIX)?
+            .split_once('-')?;
+        let is_number =
+            |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_ours = numbers.splitn(2, "-of-").all(is_number);
+        Self::parse(id).filter(|_| is_ours)
     }
 }
 
@@ -46,8 +56,24 @@ mod tests {
         assert_ne!(id, WriteId::draw());
         assert_eq!(WriteId::parse(&id.to_string()), Some(id.clone()));
         let name = format!("model-{id}-00001-of-00002.safetensors");
+        assert_eq!(WriteId::of_shard(&name), Some(id.clone()));
+        let name = format!("model-{id}-100000.safetensors");
         assert_eq!(WriteId::of_shard(&name), Some(id));
-        assert_eq!(WriteId::of_shard("model-00001-of-00002.safetensors"), None);
+        for name in [
+            "model-00001-of-00002.safetensors",
+            "ema-202611291417-step.safetensors",
+            "ema-202611291417-00001-of-00002.safetensors",
+            "lora-0a1b2c3d4e5f-v1.safetensors",
+            "model-0a1b2c3d4e5f.safetensors",
+            "model-0a1b2c3d4e5f-v1.safetensors",
+            "model-0a1b2c3d4e5f-1.safetensors",
+            "model-0a1b2c3d4e5f-00001-of-2.safetensors",
+            "model-0a1b2c3d4e5f-00001-of-00002-of-00003.safetensors",
+            "model-0a1b2c3d4e5f-00001-of-00002.safetensors.index.json",
+            "model-old-0a1b2c3d4e5f-00001.safetensors",
+        ] {
+            assert_eq!(WriteId::of_shard(name), None, "{name}");
+        }
         assert_eq!(WriteId::parse("0123456789AB"), None);
     }
 }

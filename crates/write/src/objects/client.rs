@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, UpdateVersion};
-use tload_base::sync::retry::Retries;
+use object_store::{Error as Refused, GetOptions, ObjectMeta, ObjectStoreExt};
+use object_store::{PutMode, PutOptions, PutPayload, UpdateVersion};
+use tload_base::sync::retry::{Retries, Transient};
 use tload_storage::object::{Fault, Level, Remote, Store, Writable, with_retries};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Location, Protocol, StoreOptions};
+use crate::step;
 
 /// Store with a prefix.
 pub(crate) struct Client {
@@ -79,8 +81,53 @@ impl Client {
         operation: &str,
         request: impl Fn(Arc<dyn Writable>) -> F,
     ) -> Result<T> {
-        let once = || self.store.send(operation, &request);
-        with_retries(self.retries, self.remote.retry_counter(), once).await
+        self.read(|| self.store.send(operation, &request)).await
+    }
+
+    /// Writes a small object on a condition. Returns `false` if another one is there.
+    ///
+    /// S3 refuses a condition (409) also while an earlier attempt is under way, and for no reason:
+    /// the answer is no once the object has changed, and until then the request is sent again. An
+    /// error leaves open whether the object is written later.
+    pub(crate) async fn put(&self, path: &Path, text: &Bytes, mode: PutMode) -> Result<bool> {
+        let ask = async |store: Arc<dyn Writable>| {
+            let options = PutOptions::from(mode.clone());
+            let put = store.put_opts(path, PutPayload::from(text.clone()), options);
+            match put.await {
+                Ok(_) => Ok(true),
+                Err(Refused::AlreadyExists { .. } | Refused::Precondition { .. }) => Ok(false),
+                Err(error) => Err(error),
+            }
+        };
+        let once = async || {
+            if self.store.send("PUT", ask).await? {
+                return Ok(true);
+            }
+            // In this order: an attempt may succeed between the two.
+            let now = self.state(path).await.map_err(Fault::new)?;
+            let found = self.text(path).await.map_err(Fault::new)?;
+            // An answer may have been lost: then what is there is this text.
+            let is_there = found.as_ref() == Some(text);
+            let has_changed = now.is_some_and(|now| match &mode {
+                PutMode::Update(old) => now.version.e_tag != old.e_tag,
+                PutMode::Create | PutMode::Overwrite => true,
+            });
+            if is_there || has_changed {
+                return Ok(is_there);
+            }
+            let message = "the store refuses to write the object, which has not changed";
+            Err(Fault {
+                transient: Some(Transient::Busy),
+                ..Fault::new(Error::new(ErrorKind::Remote, message))
+            })
+        };
+        let put = self.read(once).await;
+        step::reach();
+        let is_there = |found: Option<Bytes>| found.as_ref() == Some(text);
+        if put.is_err() && self.text(path).await.is_ok_and(is_there) {
+            return Ok(true);
+        }
+        put
     }
 
     /// Waits for the result of a task.
@@ -132,17 +179,20 @@ impl Client {
         with_retries(self.retries, self.remote.retry_counter(), once).await
     }
 
-    /// Removes objects, with one attempt for each, and returns the first failure.
+    /// Removes objects that may be there, the last first, and returns the first failure. After it,
+    /// each has one attempt.
     pub(crate) fn delete(self: &Arc<Self>, paths: Vec<Path>) -> Result<()> {
         self.wait(|client| async move {
-            for path in &paths {
-                let once = || {
-                    let ask = |store: Arc<dyn Writable>| async move { store.delete(path).await };
-                    client.store.send("DELETE", ask)
-                };
-                with_retries(Retries::NONE, client.remote.retry_counter(), once).await?;
+            let (mut outcome, mut retries) = (Ok(()), client.retries);
+            for path in paths.iter().rev() {
+                let ask = async |store: Arc<dyn Writable>| store.delete(path).await;
+                let once = || client.store.send("DELETE", ask);
+                let removed = with_retries(retries, client.remote.retry_counter(), once).await;
+                if let Err(error) = unless_missing(removed) {
+                    (outcome, retries) = (outcome.and(Err(error)), Retries::NONE);
+                }
             }
-            Ok(())
+            outcome
         })
     }
 }

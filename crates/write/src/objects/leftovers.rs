@@ -2,16 +2,17 @@
 //!
 //! A writer that runs has shards too. It cannot succeed any more once an index has been written
 //! after it began, so shards that are older than the index are never named by a later one. Others
-//! may be of a writer that runs, unless they are a day old.
+//! may be of a writer that runs, unless they are a day old, and so may a claim of plain names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use object_store::path::Path;
 
+use super::CLAIM;
 use super::client::Client;
 use crate::error::Result;
-use crate::format::{INDEX_NAME, SUFFIX};
+use crate::format::INDEX_NAME;
 use crate::leftovers::Leftover;
 use crate::options::{Location, StoreOptions};
 use crate::write_id::WriteId;
@@ -30,13 +31,20 @@ pub(crate) fn remove(location: &Location, options: &StoreOptions) -> Result<Vec<
         Ok((state, text, client.list().await?))
     })?;
     let used = text.as_deref().map_or_else(BTreeSet::new, shards);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = since.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0));
+    let mut found = Vec::new();
     let mut writes: BTreeMap<String, (i64, Vec<Path>)> = BTreeMap::new();
     for object in level.objects {
         let name = object.location.filename().unwrap_or_default();
-        let id = WriteId::of_shard(name).filter(|_| name.ends_with(SUFFIX));
-        if let Some(id) = id.filter(|_| !used.contains(name)) {
+        if name == CLAIM {
+            let removed = object.modified < now() - AGE;
+            if removed {
+                client.delete(vec![object.location])?;
+            }
+            found.push(Leftover {
+                location: location.join(CLAIM).to_string(),
+                removed,
+            });
+        } else if let Some(id) = WriteId::of_shard(name).filter(|_| !used.contains(name)) {
             let (oldest, paths) = writes
                 .entry(id.to_string())
                 .or_insert((i64::MAX, Vec::new()));
@@ -44,10 +52,9 @@ pub(crate) fn remove(location: &Location, options: &StoreOptions) -> Result<Vec<
             paths.push(object.location);
         }
     }
-    let mut found = Vec::new();
     for (id, (oldest, paths)) in writes {
         let is_overtaken = state.as_ref().is_some_and(|index| oldest < index.modified);
-        let removed = is_overtaken || oldest < now - AGE;
+        let removed = is_overtaken || oldest < now() - AGE;
         if removed {
             client.delete(paths)?;
         }
@@ -59,6 +66,12 @@ pub(crate) fn remove(location: &Location, options: &StoreOptions) -> Result<Vec<
     Ok(found)
 }
 
+/// Returns the time, seconds since 1970.
+pub(super) fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0))
+}
+
 /// Returns the names of the shards of an index.
 fn shards(text: &[u8]) -> BTreeSet<String> {
     let index: serde_json::Value = serde_json::from_slice(text).unwrap_or_default();
@@ -67,7 +80,8 @@ fn shards(text: &[u8]) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns the identifier of the write that made an index.
+/// Returns the identifier of the write that made an index or a claim.
 pub(super) fn named(text: &[u8]) -> Option<WriteId> {
-    shards(text).iter().find_map(|name| WriteId::of_shard(name))
+    let claim = std::str::from_utf8(text).ok().and_then(WriteId::parse);
+    claim.or_else(|| shards(text).iter().find_map(|name| WriteId::of_shard(name)))
 }

@@ -11,9 +11,9 @@ mod upload;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use object_store::PutMode;
 use object_store::path::Path;
-use object_store::{Error as StoreError, PutMode, PutOptions, PutPayload};
-use tload_storage::object::Writable;
+use tload_storage::object::Level;
 use tload_verify::MANIFEST_NAME;
 
 use self::client::{Client, State};
@@ -60,16 +60,15 @@ impl ObjectTarget {
         let (old, level) = client.wait(|client| async move {
             Ok((client.state(&index).await?, client.list().await?))
         })?;
-        let names = level.objects.iter().filter_map(|it| it.location.filename());
-        let mut names = names.filter(|name| !name.starts_with('.'));
+        let mut names = plain(&level);
         if options.plain_names
-            && let Some(found) = names.clone().next()
+            && let Some(found) = plain(&level).next()
         {
             let message = format!("plain names are for an empty prefix, and {found:?} is there");
             return refused(message, "leave plain_names out, or write to another prefix");
         }
         let is_foreign = |name: &&str| name.ends_with(SUFFIX) && WriteId::of_shard(name).is_none();
-        if let Some(found) = names.clone().find(is_foreign) {
+        if let Some(found) = plain(&level).find(is_foreign) {
             let message =
                 format!("{found:?} is there, which readers would load beside the new checkpoint");
             return refused(message, "write to another prefix, or remove it first");
@@ -81,11 +80,12 @@ impl ObjectTarget {
                 "write to another prefix, or set the option replace",
             );
         }
-        if options.manifest && names.any(|name| name == MANIFEST_NAME) {
-            let message = "the manifest of a checkpoint in a store cannot be replaced: it would not be that of the index for a moment".to_owned();
+        let has_manifest = names.any(|name| name == MANIFEST_NAME);
+        if has_manifest || options.manifest && old.is_some() {
+            let message = "index and manifest in a store cannot be replaced together: one would not be that of the other for a moment".to_owned();
             return refused(
                 message,
-                "remove the manifest first, or write to another prefix",
+                "write to another prefix; or without a manifest, once none is there",
             );
         }
         let mut target = Self {
@@ -108,60 +108,58 @@ impl ObjectTarget {
     /// Claims the plain names, until the write ends.
     fn claim(&mut self) -> Result<()> {
         let text = self.naming.id.to_string();
+        let path = self.client.path(CLAIM);
         if !self.put(CLAIM, text.as_bytes(), PutMode::Create)? {
-            return Err(self.conflict());
+            return Err(self.conflict(CLAIM));
         }
-        self.written.push(self.client.path(CLAIM));
-        Ok(())
+        self.written.push(path);
+        // Another writer may have had the claim since the prefix was found empty.
+        let level = self
+            .client
+            .wait(|client| async move { client.list().await })?;
+        match plain(&level).next() {
+            Some(_) => Err(self.conflict(INDEX_NAME)),
+            None => Ok(()),
+        }
     }
 
     /// Writes a small object on a condition. Returns `false` if another one is there.
     fn put(&self, name: &str, text: &[u8], mode: PutMode) -> Result<bool> {
         let (path, text) = (self.client.path(name), Bytes::copy_from_slice(text));
-        self.client.wait(|client| async move {
-            let ask = |store: Arc<dyn Writable>| {
-                let (path, payload) = (path.clone(), PutPayload::from(text.clone()));
-                let options = PutOptions::from(mode.clone());
-                async move {
-                    match store.put_opts(&path, payload, options).await {
-                        Ok(_) => Ok(true),
-                        Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => {
-                            Ok(false)
-                        }
-                        Err(error) => Err(error),
-                    }
-                }
-            };
-            let put = client.send("PUT", ask).await;
-            step::reach();
-            match put {
-                Ok(true) => Ok(true),
-                // An answer may have been lost: then what is there is this text.
-                Ok(false) => Ok(client.text(&path).await?.as_ref() == Some(&text)),
-                Err(error) => match client.text(&path).await {
-                    Ok(found) if found.as_ref() == Some(&text) => Ok(true),
-                    Ok(_) | Err(_) => Err(error),
-                },
-            }
-        })
+        self.client
+            .wait(|client| async move { client.put(&path, &text, mode).await })
     }
 
-    /// Returns the error for a prefix that another writer was faster at.
-    fn conflict(&self) -> Error {
-        let index = self.client.path(INDEX_NAME);
-        let found = self
-            .client
-            .wait(|client| async move { client.text(&index).await });
-        let text = found.ok().flatten().unwrap_or_default();
-        let by = match leftovers::named(&text) {
-            Some(id) => format!("write {id}"),
-            None => "another program".to_owned(),
+    /// Returns the error for a prefix whose index or claim another writer has written.
+    fn conflict(&self, name: &str) -> Error {
+        let path = self.client.path(name);
+        let found = self.client.wait(|client| async move {
+            Ok(client.text(&path).await?.zip(client.state(&path).await?))
+        });
+        let message = match found.ok().flatten() {
+            Some((text, state)) => {
+                let id = leftovers::named(&text);
+                let by = id.map_or("another program".to_owned(), |id| format!("write {id}"));
+                let minutes = (leftovers::now() - state.modified) / 60;
+                format!("{by} was faster: it has written {name}, {minutes} minutes ago")
+            }
+            None => "another program was faster: it has written what is there now".to_owned(),
         };
-        let message = format!("{by} was faster: it has written the index that is there now");
+        let hint = if name == CLAIM {
+            "that is its claim, until it ends; if it was killed, remove its shards, and wait: tload rm --incomplete removes the claim when it is a day old"
+        } else {
+            "see that no two programs write to the same place, and write again"
+        };
         Error::new(ErrorKind::Changed, message)
             .with_location(self.client.location())
-            .with_hint("see that no two programs write to the same place, and write again")
+            .with_hint(hint)
     }
+}
+
+/// Returns the names below a prefix that are not hidden.
+fn plain(level: &Level) -> impl Iterator<Item = &str> {
+    let names = level.objects.iter().filter_map(|it| it.location.filename());
+    names.filter(|name| !name.starts_with('.'))
 }
 
 impl Target for ObjectTarget {
@@ -181,8 +179,11 @@ impl Target for ObjectTarget {
     }
 
     fn write_small(&mut self, name: &str, text: &[u8]) -> Result<()> {
+        if !self.put(name, text, PutMode::Create)? {
+            return Err(self.conflict(INDEX_NAME));
+        }
         self.written.push(self.client.path(name));
-        self.put(name, text, PutMode::Overwrite).map(drop)
+        Ok(())
     }
 
     fn commit(&mut self, index: Option<&[u8]>) -> Result<Option<String>> {
@@ -193,14 +194,14 @@ impl Target for ObjectTarget {
                 Some(old) => PutMode::Update(old.version.clone()),
                 None => PutMode::Create,
             };
-            // If the request fails in a way that leaves open whether it has arrived, no shards are
-            // removed: the index may name them.
+            // Unless the index has become another one, no shards are removed: a request that has
+            // failed may still arrive.
             let written = std::mem::take(&mut self.written);
             let is_there = self.put(INDEX_NAME, text, mode)?;
             step::reach();
             self.written = written;
             if !is_there {
-                return Err(self.conflict());
+                return Err(self.conflict(INDEX_NAME));
             }
         }
         // All but the claim stays.

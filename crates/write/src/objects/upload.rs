@@ -1,6 +1,7 @@
 //! One object that is uploaded in parts, several at a time.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -23,6 +24,10 @@ const BUFFERS: usize = IN_FLIGHT + 2;
 
 /// Most parts of an upload to S3 and Google Cloud Storage. Azure allows 50,000.
 const PIECES_MAX: u64 = 10_000;
+
+/// Most that an upload waits for its parts before it is aborted: those in flight take as long on
+/// a slow connection.
+const DRAIN_MAX: Duration = Duration::from_secs(15);
 
 /// Upload of one object. Dropping it aborts it.
 pub(super) struct Upload {
@@ -199,6 +204,11 @@ impl Drop for Upload {
         let Some(id) = self.id.take() else {
             return;
         };
+        // Parts that are under way would be stored after the upload is gone, and no list shows
+        // them. When the last one has ended, nothing sends any more.
+        self.ended = unbounded().0;
+        let until = Instant::now() + DRAIN_MAX;
+        while self.done.recv_deadline(until).is_ok() {}
         let path = self.path.clone();
         let aborted = self.client.wait(|client| async move {
             let ask = |store: Arc<dyn Writable>| {

@@ -78,13 +78,14 @@ fn tensors_that_come_one_after_another_are_written() {
 fn second_of_two_writers_fails() {
     on_each(|site| {
         let (first, second) = (tensors(4, 1000, 2), tensors(5, 1100, 3));
-        for prefix in ["new", "old"] {
+        for prefix in ["new", "old", "verified"] {
             let location = site.location(prefix);
             if prefix == "old" {
                 write_to(&location, &tensors(3, 900, 1), site.writing()).expect("is written");
             }
             let begin = |tensors| {
-                let begun = Writer::planned(&location, specs(tensors), site.writing());
+                let options = site.writing().manifest(prefix == "verified");
+                let begun = Writer::planned(&location, specs(tensors), options);
                 let mut writer = begun.expect("begins");
                 fill(&mut writer, tensors).expect("is written");
                 writer
@@ -96,8 +97,17 @@ fn second_of_two_writers_fails() {
             assert!(error.to_string().contains(&report.id), "{error}");
             assert_eq!(site.read(prefix).expect("is there"), first);
             // The loser's shards are removed, those of the winner and of the old index are not.
-            let shards = site.objects(prefix).len() - 1;
-            assert_eq!(shards, if prefix == "old" { 2 } else { 1 }, "{}", site.name);
+            let objects = site.objects(prefix);
+            assert_eq!(
+                objects.len(),
+                if prefix == "new" { 2 } else { 3 },
+                "{}",
+                site.name
+            );
+            if prefix == "verified" {
+                let text = String::from_utf8_lossy(&objects["tload-manifest.json"]);
+                assert!(text.contains(&report.id), "{}: {text}", site.name);
+            }
         }
     });
 }
@@ -145,13 +155,22 @@ fn prefixes_that_readers_would_mix_are_refused() {
     on_each(|site| {
         site.put("foreign/model.safetensors", b"old");
         site.put("full/readme.md", b"old");
-        let cases: [(&str, Change, &str); 3] = [
+        let with_manifest: Change = |it| it.manifest(true);
+        for (prefix, change) in [("verified", with_manifest), ("bare", |it| it)] {
+            let options = change(site.writing());
+            write_to(&site.location(prefix), &tensors(3, 900, 1), options).expect(site.name);
+        }
+        let cases: [(&str, Change, &str); 6] = [
+            ("verified", with_manifest, "manifest"),
+            ("verified", |it| it, "manifest"),
+            ("bare", with_manifest, "manifest"),
             ("foreign", |it| it, "model.safetensors"),
             ("full", |it| it.plain_names(true), "readme.md"),
             ("one/model.safetensors", |it| it, "single object"),
         ];
         for (prefix, change, wanted) in cases {
-            let begun = Writer::create(&site.location(prefix), change(site.writing()));
+            let options = change(site.writing());
+            let begun = Writer::planned(&site.location(prefix), Vec::new(), options);
             let error = begun.expect_err(wanted);
             assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
             assert!(error.to_string().contains(wanted), "{error}");
@@ -169,6 +188,16 @@ fn plain_names_are_claimed() {
         let mut first = begin().expect("begins");
         let error = begin().expect_err("is claimed");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", site.name);
+        let claim = site
+            .objects("plain")
+            .remove(".tload-write")
+            .expect("a claim");
+        let wanted = format!("write {} was faster", String::from_utf8_lossy(&claim));
+        assert!(
+            error.to_string().contains(&wanted) && error.to_string().contains(".tload-write"),
+            "{}: {error}",
+            site.name
+        );
         fill(&mut first, &model).expect("is written");
         let report = first.finish().expect(site.name);
         assert_eq!(report.files, ["model.safetensors"]);
