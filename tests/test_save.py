@@ -107,9 +107,43 @@ def test_tied_weights_are_stored_as_by_save_model(tmp_path: Path) -> None:
     assert index["metadata"] == {"total_size": 72, "head.weight": "embed.weight"}
 
 
+@pytest.mark.parametrize("form", [list, dict])
+def test_tied_weights_of_models_keep_the_name_that_transformers_keeps(tmp_path: Path, form: type) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=True)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "theirs")
+    assert isinstance(model._tied_weights_keys, dict)
+    # Earlier versions of transformers have a list.
+    model._tied_weights_keys = form(model._tied_weights_keys)
+    tload.save(model, tmp_path / "ours")
+    ours, theirs = (tload.load(tmp_path / name) for name in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys()
+    assert "model.embed_tokens.weight" in ours
+    assert tload.open(tmp_path / "ours").metadata["lm_head.weight"] == "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("name", ["format", "total_size", "mine"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_aliases_whose_name_is_taken_are_stored_whole(tmp_path: Path, name: str, shards: int) -> None:
+    kept = torch.ones(3)
+    state = {"a": kept, "b": kept, name: kept, "other": torch.zeros(3)}
+    metadata = {"format": "pt", "mine": "x"}
+    tload.save(state, tmp_path / "model", metadata=metadata, max_shard_size="5GB" if shards == 1 else 12)
+    loaded = tload.load(tmp_path / "model")
+    assert loaded.keys() == state.keys() - {"b"}
+    assert torch.equal(loaded[name], kept)
+
+
 def test_tensors_that_overlap_are_stored_whole(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
-    state = {"all": base, "rows": base[1:], "turned": base.T, "strided": base[:, ::2], "conj": (base + 1j).conj()}
+    state = {"all": base, "rows": base[1:], "turned": base.T, "strided": base[:, ::2]}
+    # Torch notes these changes in the tensor: the memory is the same.
+    complex_ = base + 1j
+    conj = complex_.conj()
+    state |= {"complex": complex_, "conj": conj, "imag": complex_.imag, "negative": conj.imag}
+    assert complex_.data_ptr() == conj.data_ptr()
     tload.save(state, tmp_path / "model")
     loaded = tload.load(tmp_path / "model")
     assert loaded.keys() == state.keys()
@@ -176,9 +210,31 @@ def test_replaced_checkpoint_is_kept_until_it_is_removed(tmp_path: Path) -> None
     assert names(tmp_path) == ["model"]
 
 
+class Wrapper(torch.Tensor):  # type: ignore[name-defined,misc]
+    """Tensor whose values are in others, as those of quantisers are."""
+
+    @staticmethod
+    def __new__(cls: Any, inner: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if "detach" in str(function) else NotImplemented
+
+
+def resized(elements: int) -> Any:
+    """Return a tensor of more memory than its storage has, as those of modules that are freed."""
+    tensor = torch.ones(30_000_000)
+    tensor.untyped_storage().resize_(elements * tensor.element_size())
+    return tensor
+
+
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "list": (lambda: {"a": [1.0]}, tload.InvalidRequestError, "found list"),
     "meta": (lambda: {"a": torch.empty(3, device="meta")}, tload.InvalidRequestError, "device meta"),
+    "freed": (lambda: {"a": resized(0)}, tload.InvalidRequestError, r'tensor "a": .*no memory'),
+    "cut": (lambda: {"a": resized(9)}, tload.InvalidRequestError, r'tensor "a": .*no memory'),
+    "wrapper": (lambda: {"a": Wrapper(torch.ones(3))}, tload.InvalidRequestError, r'tensor "a": .*no memory'),
     "sparse": (lambda: {"a": torch.eye(3).to_sparse()}, tload.InvalidRequestError, "to_dense"),
     "dtype": (lambda: {"a": torch.zeros(3, dtype=torch.complex128)}, tload.UnsupportedError, "complex128"),
     "numpy dtype": (lambda: {"a": np.zeros(3, dtype="U2")}, tload.UnsupportedError, "<U2"),

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+/// Key of the bytes of all tensors, beside the aliases.
+pub(crate) const TOTAL_SIZE: &str = "total_size";
+
 /// Index as `huggingface_hub` writes it: the tensors in the order of the files.
 struct Index<'a> {
     metadata: Metadata<'a>,
@@ -45,9 +48,8 @@ impl Serialize for Index<'_> {
 impl Serialize for Metadata<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("total_size", &self.total_size)?;
-        let aliases = self.aliases.iter().filter(|it| it.0 != "total_size");
-        for (name, kept) in aliases {
+        map.serialize_entry(TOTAL_SIZE, &self.total_size)?;
+        for (name, kept) in self.aliases {
             map.serialize_entry(name, kept)?;
         }
         map.end()

@@ -86,10 +86,7 @@ pub(crate) fn plan(
         let mut metadata = options.metadata.clone();
         let single = single.filter(|_| count == 1);
         if single.is_some() {
-            for (name, kept) in &options.aliases {
-                let entry = metadata.entry(name.clone());
-                entry.or_insert_with(|| kept.clone());
-            }
+            metadata.extend(options.aliases.clone());
         }
         Ok(PlannedFile {
             name: single.map_or_else(|| naming.shard(index, Some(count)), str::to_owned),

@@ -67,7 +67,8 @@ impl WriteOptions {
     }
 
     /// Sets names of tensors that are stored under another name: tied weights. They go into the
-    /// metadata of the file, or of the index if there is one, unless they are in it.
+    /// metadata of the file, or of the index if there is one: its keys and `total_size` are no
+    /// aliases.
     #[must_use]
     pub fn aliases(mut self, aliases: BTreeMap<String, String>) -> Self {
         self.aliases = aliases;

@@ -8,6 +8,8 @@ use tload_verify::{MANIFEST_NAME, Manifest};
 use crate::digests::{Digests, of_text};
 use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::{Dtype, INDEX_NAME};
+use crate::header;
+use crate::index::{self, TOTAL_SIZE};
 use crate::options::Location;
 use crate::plan::{PlannedFile, plan};
 use crate::report::WriteReport;
@@ -15,7 +17,6 @@ use crate::stream::Stream;
 use crate::target::{self, Target};
 use crate::tensor_spec::TensorSpec;
 use crate::write_options::WriteOptions;
-use crate::{header, index};
 
 /// Bytes for the header of a file whose tensors are not known when it is begun: those of some
 /// thousand tensors. Once they are used up, the next file begins.
@@ -46,12 +47,13 @@ const ROOM_BYTES: usize = 1 << 20;
 /// # Ok::<(), tload_base::error::Error>(())
 /// ```
 pub struct Writer {
+    /// Before the target: an upload ends before the claim of its name does.
+    file: Option<File>,
     target: Box<dyn Target>,
     options: WriteOptions,
     location: String,
     /// Files that follow, if their tensors are known.
     planned: Option<VecDeque<PlannedFile>>,
-    file: Option<File>,
     /// Names and tensors of the finished files.
     files: Vec<(String, Vec<String>)>,
     names: HashSet<String>,
@@ -122,6 +124,13 @@ impl Writer {
     }
 
     fn open(location: &Location, options: WriteOptions) -> Result<Self> {
+        let is_taken = |name: &&String| *name == TOTAL_SIZE || options.metadata.contains_key(*name);
+        if let Some(name) = options.aliases.keys().find(is_taken) {
+            let message = "the name of an alias is a key of the metadata";
+            return Err(Error::invalid_request(message)
+                .with_tensor(name)
+                .with_hint("store that tensor under its own name"));
+        }
         Ok(Self {
             target: target::open(location, &options)?,
             options,

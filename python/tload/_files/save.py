@@ -89,7 +89,8 @@ def save(
         tensors: Tensors of torch, on CPUs or GPUs, or arrays of numpy, by name; a module, whose
             `state_dict()` is written; or an iterable of pairs of name and tensor. They must not be
             changed during the call. Names of a mapping that are the same memory are stored once, as
-            `safetensors.torch.save_model` does it: the others are in the metadata.
+            `safetensors.torch.save_model` does it, or transformers for its models: the others are
+            in the metadata.
         location: The directory to write, or a file with a name in `.safetensors`; directories above
             it are created. Or the URL of a prefix in S3, Google Cloud Storage or Azure.
         max_shard_size: Maximum bytes of tensors in one file of a directory; a larger tensor has a
@@ -122,16 +123,19 @@ def save(
     """
     check_location("location", location)
     store = store_options.take(store, keywords)
+    # Models of transformers say which of two names its loaders, and engines, do not look for.
+    tied = getattr(tensors, "_tied_weights_keys", None) or ()
     if hasattr(tensors, "state_dict"):
         tensors = cast("Mapping[str, torch.Tensor]", tensors.state_dict())
     known, same = None, {}
     if isinstance(tensors, Mapping):
         known = {name: stored.described(name, tensor) for name, tensor in tensors.items()}
-        same = stored.aliases(known)
-        known = {name: tensor for name, tensor in known.items() if name not in same}
     if metadata is None:
         is_torch = known is None or any(hasattr(tensor.value, "data_ptr") for tensor in known.values())
         metadata = {"format": "pt"} if is_torch else {}
+    if known is not None:
+        same = stored.aliases(known, taken=(*metadata, "total_size"), tied=tied)
+        known = {name: tensor for name, tensor in known.items() if name not in same}
     with spans.around("tload.save") as describe:
         writer = _tload.Writer(
             location,

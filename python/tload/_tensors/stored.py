@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tload._errors import InvalidRequestError, UnsupportedError, advise
+from tload._errors import Error, InvalidRequestError, UnsupportedError, advise
 from tload._tensors import numpy_arrays, torch_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
     import torch
@@ -53,7 +55,11 @@ def described(name: str, value: Any) -> Stored:
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _numpy(name, value)
     message = f"wanted a tensor of torch or an array of numpy, found {type(value).__qualname__}"
-    raise advise(InvalidRequestError, message, "convert it, for example with numpy.asarray", tensor=name)
+    raise _refused(InvalidRequestError, name, message, "convert it, for example with numpy.asarray")
+
+
+def _refused(error: type[Error], name: str, message: str, hint: str) -> Error:
+    return advise(error, f"tensor {json.dumps(name, ensure_ascii=False)}: {message}", hint, tensor=name)
 
 
 def _is_torch(value: object) -> bool:
@@ -73,17 +79,28 @@ def _torch(name: str, tensor: torch.Tensor) -> Stored:
         message, hint = "is distributed over ranks", "pass tensor.full_tensor(), on one rank"
     elif tensor.is_quantized:
         message, hint = "is quantised by torch", "pass tensor.int_repr() and its scales"
+    elif not _has_memory(tensor):
+        message, hint = "has no memory of its own", "pass a plain tensor, such as tensor.dequantize()"
     if message is not None and hint is not None:
-        raise advise(InvalidRequestError, message, hint, tensor=name)
+        raise _refused(InvalidRequestError, name, message, hint)
     dtype = torch_tensors.dtype_names().get(tensor.dtype)
     if dtype is None:
         message = f"safetensors files have no dtype {tensor.dtype}"
-        raise advise(UnsupportedError, message, "convert it with tensor.to(…)", tensor=name)
+        raise _refused(UnsupportedError, name, message, "convert it with tensor.to(…)")
     shape = tuple(tensor.shape)
     if dtype == "F4":
         # Two elements are one of torch's.
         shape = (*shape[:-1], 2 * shape[-1])
     return Stored(name, dtype, shape, tensor.detach())
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether all elements are in the tensor's storage, which may have been freed."""
+    if not tensor.nbytes:
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return tensor.data_ptr() != 0 and bool(end <= tensor.untyped_storage().nbytes())
 
 
 def _torch_pieces(tensor: torch.Tensor) -> Iterator[Any]:
@@ -114,7 +131,7 @@ def _numpy(name: str, array: np.ndarray[Any, Any]) -> Stored:
     dtype = numpy_arrays.dtype_names().get(array.dtype.name)
     if dtype is None:
         message = f"safetensors files have no dtype {array.dtype}"
-        raise advise(UnsupportedError, message, "convert it with array.astype(…)", tensor=name)
+        raise _refused(UnsupportedError, name, message, "convert it with array.astype(…)")
     return Stored(name, dtype, array.shape, array)
 
 
@@ -136,21 +153,26 @@ def _numpy_pieces(array: np.ndarray[Any, Any]) -> Iterator[Any]:
             yield from _numpy_pieces(piece[0] if rows == 1 else piece)
 
 
-def aliases(tensors: Mapping[str, Stored]) -> dict[str, str]:
+def aliases(tensors: Mapping[str, Stored], *, taken: Iterable[str], tied: Iterable[str]) -> dict[str, str]:
     """Return names of tensors that are the same memory as another one, with the name to keep.
 
     As in `safetensors.torch.save_model`, that is the first in alphabetical order. Tensors that only
     overlap are no aliases: no name could stand for both.
+
+    Args:
+        tensors: The tensors, by name.
+        taken: Names that mean something else where aliases are stored.
+        tied: Patterns of names that are kept only if no other is.
     """
+    taken, patterns = set(taken), [re.compile(pattern) for pattern in tied]
     kept: dict[tuple[Any, ...], str] = {}
     found = {}
-    for name in sorted(tensors):
+    for name in sorted(tensors, key=lambda name: (any(pattern.search(name) for pattern in patterns), name)):
         tensor = tensors[name].value
         if not _is_torch(tensor) or not tensor.nbytes:
             continue
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if key in kept:
+        changes = (tensor.is_conj(), tensor.is_neg())
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), changes)
+        if kept.setdefault(key, name) != name and name not in taken:
             found[name] = kept[key]
-        else:
-            kept[key] = name
     return found

@@ -74,6 +74,21 @@ fn one_file_has_bytes_of_safetensors() {
 }
 
 #[test]
+fn aliases_do_not_replace_metadata() {
+    let folder = tempdir().expect("a folder");
+    let path = folder.path().join("model");
+    for name in ["format", "total_size"] {
+        let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+        let aliases = BTreeMap::from([(name.to_owned(), "layer.2".to_owned())]);
+        let options = WriteOptions::new().metadata(metadata).aliases(aliases);
+        let error = write(&path, &tensors(3, 100, 1), options).expect_err("is taken");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
 fn shards_carry_identifier_and_index_names_them() {
     let folder = tempdir().expect("a folder");
     let tensors = tensors(12, 300_000, 1);
@@ -305,7 +320,7 @@ fn unwritable_destinations_are_refused() {
         (&text, "neither a directory nor a safetensors file"),
         (&full, "not empty"),
         (&full.join("model.safetensors"), "the file exists"),
-        (Path::new("/"), "not empty"),
+        (Path::new("/"), "root of a file system"),
     ];
     for (path, wanted) in cases {
         let begun = Writer::create(&Location::from_path(path), WriteOptions::new());
