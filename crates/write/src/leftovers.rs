@@ -35,13 +35,13 @@ pub fn remove_incomplete(location: &Location, store: &StoreOptions) -> Result<Ve
     let _ = store;
     let path = stage::resolved(path)?;
     let mut found = Vec::new();
-    for (path, is_in_use) in stage::leftovers(&path)? {
-        if !is_in_use {
+    for (path, lock) in stage::leftovers(&path)? {
+        if lock.is_some() {
             fs::remove_dir_all(&path).map_err(|error| file_error("cannot remove", &path, error))?;
         }
         found.push(Leftover {
             location: path.display().to_string(),
-            removed: !is_in_use,
+            removed: lock.is_some(),
         });
     }
     Ok(found)

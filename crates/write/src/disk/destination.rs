@@ -1,6 +1,7 @@
 //! Directory or file that a write makes or replaces: the one rename that makes it the new one.
 
 use std::fs::{self, File, Metadata};
+use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::stage::{ATTRIBUTE, Stage, resolved};
+use super::stage::{ATTRIBUTE, Stage, lock, resolved};
 use super::{beside, file_error, sync_directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::SUFFIX;
@@ -51,6 +52,10 @@ impl OpenedPath {
             Some(old) if !is_directory && (!is_file || !old.metadata.is_file()) => {
                 return refused("is neither a directory nor a safetensors file");
             }
+            Some(old) if is_directory && old.is_mount(&path) => {
+                return refused("is the root of a file system, whose place no directory can take")
+                    .map_err(|error| error.with_hint("write to a directory in it"));
+            }
             Some(old) if !old.is_empty && !options.replace => {
                 let what = if is_file {
                     "the file exists"
@@ -84,9 +89,28 @@ impl OpenedPath {
         name.to_string_lossy().into_owned()
     }
 
+    /// Tries on empty directories in `stage` what [`Self::publish`] will do: an error
+    /// should come before the bytes of a checkpoint.
+    pub(super) fn probe(&self, stage: &Stage) -> Result<()> {
+        let [one, other] = ["one", "other"].map(|name| stage.path().join(name));
+        let failed = |error: io::Error| file_error("cannot write", stage.path(), error);
+        if let Some(old) = &self.old {
+            self.lock(old)?;
+            let _ = flock(&old.file, FlockOperation::Unlock);
+            if !self.is_file {
+                fs::create_dir(&one).map_err(failed)?;
+                fs::create_dir(&other).map_err(failed)?;
+                self.exchange(&one, &other)?;
+                fs::remove_dir(&one).map_err(failed)?;
+                fs::remove_dir(&other).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes the files of `stage` those at the destination. Returns the path of what was there, if
     /// that is kept.
-    pub(super) fn publish(&self, stage: &Stage) -> Result<Option<String>> {
+    pub(super) fn publish(&self, stage: &mut Stage) -> Result<Option<String>> {
         step::reach();
         let replaced = if self.is_file {
             self.publish_file(stage)?
@@ -99,43 +123,51 @@ impl OpenedPath {
         Ok(replaced)
     }
 
-    fn publish_directory(&self, stage: &Stage) -> Result<Option<String>> {
-        let failed = |error: std::io::Error| file_error("cannot rename to", &self.path, error);
+    fn publish_directory(&self, stage: &mut Stage) -> Result<Option<String>> {
+        let failed = |error: io::Error| file_error("cannot rename to", &self.path, error);
         let Some(old) = &self.old else {
-            stage.sync()?;
+            stage.sync(None)?;
             step::reach();
             // A directory does not take the place of one that has files.
             return match fs::rename(stage.path(), &self.path) {
-                Ok(()) => Ok(None),
+                Ok(()) => {
+                    stage.became_destination();
+                    Ok(None)
+                }
                 Err(_) if self.path.exists() => Err(self.conflict()),
                 Err(error) => Err(failed(error)),
             };
         };
-        beside::keep(&self.path, stage.path(), &old.metadata)?;
-        stage.sync()?;
+        beside::keep(&self.path, stage.path())?;
+        stage.sync(Some(old.metadata.permissions()))?;
         step::reach();
         self.lock(old)?;
-        match renameat_with(CWD, stage.path(), CWD, &self.path, RenameFlags::EXCHANGE) {
-            Ok(()) => {}
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-                return Err(
-                    Error::unsupported("the file system cannot exchange two directories")
-                        .with_location(self.path.display())
-                        .with_hint("write to a new directory"),
-                );
-            }
-            Err(error) => return Err(failed(error.into())),
-        }
+        self.exchange(stage.path(), &self.path)?;
+        stage.became_destination();
         step::reach();
         if old.is_empty && fs::remove_dir(stage.path()).is_ok() {
             return Ok(None);
         }
-        Ok(Some(stage.path().display().to_string()))
+        beside::keep_late(stage.path(), &self.path);
+        step::reach();
+        Ok(Some(stage.keep_replaced().display().to_string()))
+    }
+
+    fn exchange(&self, one: &Path, other: &Path) -> Result<()> {
+        let exchanged = renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
+        exchanged.map_err(|error| match error {
+            Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::XDEV => {
+                Error::unsupported("the file system cannot exchange two directories")
+                    .with_location(self.path.display())
+                    .with_hint("write to a new directory")
+            }
+            error => file_error("cannot rename to", &self.path, error),
+        })
     }
 
     fn publish_file(&self, stage: &Stage) -> Result<Option<String>> {
         let written = stage.path().join(self.name());
-        let failed = |error: std::io::Error| file_error("cannot rename to", &self.path, error);
+        let failed = |error: io::Error| file_error("cannot rename to", &self.path, error);
         if let Some(id) = id_of(stage.path()) {
             let _ = setxattr(&written, ATTRIBUTE, id.as_bytes(), XattrFlags::empty());
         }
@@ -144,10 +176,9 @@ impl OpenedPath {
             fs::set_permissions(&written, old.metadata.permissions()).map_err(failed)?;
             fs::rename(&written, &self.path).map_err(failed)?;
         } else {
-            // A link fails where something is.
-            match fs::hard_link(&written, &self.path) {
+            match move_new(&written, &self.path) {
                 Ok(()) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     return Err(self.conflict());
                 }
                 Err(error) => return Err(failed(error)),
@@ -159,17 +190,23 @@ impl OpenedPath {
     /// Locks what is replaced, until the write ends, and requires that no other writer has replaced
     /// it.
     fn lock(&self, old: &Old) -> Result<()> {
-        // Where the file system has no locks, two writers could both pass the test below.
-        if let Err(error) = flock(&old.file, FlockOperation::LockExclusive) {
-            tracing::debug!(%error, "the file system has no locks");
-        }
+        let locked = lock(&old.file);
         step::reach();
         let failed = |error| file_error("cannot open", &self.path, error);
         let now = fs::metadata(&self.path).map_err(failed)?;
         if (now.dev(), now.ino()) != (old.metadata.dev(), old.metadata.ino()) {
             return Err(self.conflict());
         }
-        Ok(())
+        match locked {
+            Err(Errno::WOULDBLOCK) => {
+                let error = Error::new(ErrorKind::Io, "another program has locked it");
+                Err(error
+                    .with_location(self.path.display())
+                    .with_hint("end that program, or let it lock another file: flock(1) does so"))
+            }
+            // Where the file system has no locks, two writers could both pass the test above.
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Returns the error for a destination that another writer was faster at.
@@ -182,6 +219,14 @@ impl OpenedPath {
         Error::new(ErrorKind::Changed, message)
             .with_location(self.path.display())
             .with_hint("see that no two programs write to the same place, and write again")
+    }
+}
+
+/// Moves a file to where nothing is.
+fn move_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => fs::hard_link(from, to),
+        moved => Ok(moved?),
     }
 }
 
@@ -203,6 +248,12 @@ fn id_of(path: &Path) -> Option<String> {
 }
 
 impl Old {
+    /// Returns whether another file system begins here than that of the directory above.
+    fn is_mount(&self, path: &Path) -> bool {
+        let above = path.parent().and_then(|above| fs::metadata(above).ok());
+        above.is_none_or(|above| above.dev() != self.metadata.dev())
+    }
+
     fn open(path: &Path) -> Result<Option<Self>> {
         let failed = |error| file_error("cannot open", path, error);
         let mut options = File::options();
@@ -210,7 +261,7 @@ impl Old {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = match options.read(true).custom_flags(flags).open(path) {
             Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
         let metadata = file.metadata().map_err(failed)?;

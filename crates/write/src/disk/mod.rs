@@ -43,6 +43,7 @@ impl DiskTarget {
         let id = WriteId::draw();
         let destination = OpenedPath::open(path, options)?;
         let stage = Stage::create(destination.path(), &id)?;
+        destination.probe(&stage)?;
         let only = destination.is_file().then(|| destination.name());
         Ok(Self {
             naming: Naming {
@@ -94,11 +95,7 @@ impl Target for DiskTarget {
         if let Some(text) = index {
             self.write_small(INDEX_NAME, text)?;
         }
-        let replaced = self.destination.publish(&self.stage)?;
-        if !self.destination.is_file() {
-            self.stage.became_destination();
-        }
-        Ok(replaced)
+        self.destination.publish(&mut self.stage)
     }
 
     fn is_direct(&self) -> bool {

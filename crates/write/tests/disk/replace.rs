@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
+use rustix::fs::{FlockOperation, flock};
 use tempfile::tempdir;
 use tload_base::error::ErrorKind;
 use tload_base::options::{Location, StoreOptions};
@@ -182,4 +183,129 @@ fn running_writer_keeps_its_files() {
     fill(&mut writer, &tensors).expect("is written");
     writer.finish().expect("is written");
     assert_eq!(read(location.as_path().expect("a path")), tensors);
+}
+
+/// Returns the one stage beside `name`.
+fn stage(folder: &Path, name: &str) -> std::path::PathBuf {
+    let prefix = format!(".{name}.tload-");
+    let mut names = names(folder).into_iter();
+    folder.join(names.find(|it| it.starts_with(&prefix)).expect("is there"))
+}
+
+fn lock(path: &Path) -> fs::File {
+    let file = fs::File::open(path).expect("is opened");
+    flock(&file, FlockOperation::LockExclusive).expect("is locked");
+    file
+}
+
+#[test]
+fn files_made_at_the_last_moment_are_kept() {
+    let folder = tempdir().expect("a folder");
+    let path = folder.path().join("model");
+    write(&path, &tensors(3, 900, 1), replacing()).expect("is written");
+    fs::create_dir(path.join("original")).expect("is created");
+    fs::write(path.join("config.json"), "{}").expect("is written");
+    let (location, new) = (Location::from_path(&path), tensors(4, 1000, 2));
+    let begun = Writer::planned(&location, specs(&new), replacing());
+    let mut writer = begun.expect("begins");
+    fill(&mut writer, &new).expect("is written");
+    // The writer waits for the lock once it has linked what is there.
+    let held = lock(&path);
+    let stage = stage(folder.path(), "model");
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| writer.finish());
+        let is_linked = || {
+            ["config.json", "original"]
+                .iter()
+                .all(|name| stage.join(name).exists())
+        };
+        while !is_linked() {
+            assert!(!ended.is_finished(), "it waits");
+            std::thread::yield_now();
+        }
+        for name in ["late.json", "original/late"] {
+            fs::write(path.join(name), name).expect("is written");
+        }
+        symlink("late.json", path.join("link")).expect("is linked");
+        drop(held);
+        ended.join().expect("no panic").expect("is written");
+    });
+    assert_eq!(read(&path), new);
+    for name in ["late.json", "original/late"] {
+        assert_eq!(fs::read_to_string(path.join(name)).expect("is kept"), name);
+    }
+    assert_eq!(
+        fs::read_to_string(path.join("link")).expect("is kept"),
+        "late.json"
+    );
+}
+
+/// A program that runs under `flock DIRECTORY` has the lock until it ends.
+#[test]
+fn locked_destinations_are_errors() {
+    let folder = tempdir().expect("a folder");
+    for name in ["model", "file.safetensors"] {
+        let path = folder.path().join(name);
+        let (old, new) = (tensors(3, 900, 1), tensors(4, 1000, 2));
+        write(&path, &old, replacing()).expect("is written");
+        let location = Location::from_path(&path);
+        let begin = || Writer::planned(&location, specs(&new), replacing());
+        let mut writer = begin().expect("begins");
+        fill(&mut writer, &new).expect("is written");
+        let held = lock(&path);
+        let errors = [
+            begin().expect_err("is locked"),
+            writer.finish().expect_err("is locked"),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            assert!(error.to_string().contains("locked"), "{error}");
+        }
+        drop(held);
+        let report = write(&path, &new, replacing()).expect("is written");
+        let kept = report.replaced.map(|path| read(Path::new(&path)));
+        assert!(kept.is_none_or(|kept| kept == old));
+    }
+}
+
+#[test]
+fn private_directories_are_not_readable_while_they_are_written() {
+    let mode = |path: &Path| {
+        let metadata = fs::metadata(path).expect("is there");
+        metadata.permissions().mode() & 0o7777
+    };
+    let folder = tempdir().expect("a folder");
+    let usual = folder.path().join("usual");
+    fs::create_dir(&usual).expect("is created");
+    for wanted in [None, Some(0o700), Some(0o2750)] {
+        let name = format!("{wanted:?}");
+        let path = folder.path().join(&name);
+        if let Some(mode) = wanted {
+            write(&path, &tensors(3, 900, 1), replacing()).expect("is written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("is set");
+        }
+        let (location, new) = (Location::from_path(&path), tensors(4, 1000, 2));
+        let mut writer = Writer::planned(&location, specs(&new), replacing()).expect("begins");
+        fill(&mut writer, &new).expect("is written");
+        assert_eq!(mode(&stage(folder.path(), &name)) & 0o777, 0o700);
+        writer.finish().expect("is written");
+        assert_eq!(
+            mode(&path),
+            wanted.unwrap_or_else(|| mode(&usual)),
+            "{name}"
+        );
+    }
+}
+
+/// The root of a file system cannot be renamed: that is known before anything is written.
+#[cfg(target_os = "linux")]
+#[test]
+fn mount_points_are_refused() {
+    let begun = Writer::create(&Location::from_path("/proc"), replacing());
+    let error = begun.expect_err("is a mount point");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+    assert!(
+        error.to_string().contains("root of a file system"),
+        "{error}"
+    );
 }
