@@ -13,7 +13,7 @@ import torch
 import plan_models
 import tload
 from test_load_into import save
-from test_plans import digest
+from test_plans import digest, normally
 from tload import plans
 from tload._engines import form, planned, watch
 from tload.vllm import _settings, _weights
@@ -41,6 +41,7 @@ class Start:
         self.folder, self.source = folder, str(source)
         self.facts: dict[str, object] = {"rank": 0}
         self.against: str | None = None
+        self.has_plans = True
         self.about = about
         self.process_group: Any = None
         self.used: list[Any] = []
@@ -70,7 +71,7 @@ class Start:
             "logger": logger,
             "describe": lambda *_: {},
             "present": weights.infos,
-            "attempt": attempt,
+            "attempt": attempt if self.has_plans else None,
             "done": lambda *what: self.used.append(what),
         }
         watch.arm(model, watch.Watch(**(about | self.about)))
@@ -158,6 +159,31 @@ def loads(start: Start, caplog: pytest.LogCaptureFixture, model: Any = None, **s
         rows = slice(0, 3) if which == "a" else slice(3, 6)
         assert torch.equal(model.layers[int(layer)].weight.data[rows], tensor)
     return said(caplog)
+
+
+def test_reloads_go_by_the_plan_of_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    make, tensors, _ = plan_models.stacked()
+    start = Start(tmp_path / "plans", save(tmp_path / "model.safetensors", tensors))
+    start(module := make())
+    assert "recorded a load plan" in said(caplog)
+    # Other values, in another order, of files of their own.
+    others = {name: tensor + 1 for name, tensor in reversed(tensors.items())}
+    start.source = str(save(tmp_path / "next.safetensors", others))
+    with tload.open(start.source) as checkpoint:
+        wanted = normally(make, checkpoint)
+    assert digest(module) != wanted
+    start(module, records=False)
+    assert "by a load plan in" in said(caplog)
+    assert digest(module) == wanted
+    # A reload of another form has no plan, and records none.
+    start.source = str(save(tmp_path / "last.safetensors", {**tensors, "one": tensors["one"].float()}))
+    with tload.open(start.source) as checkpoint:
+        wanted = normally(make, checkpoint)
+    start(module, records=False)
+    assert "none was recorded" in said(caplog)
+    assert digest(module) == wanted
+    assert len(list((tmp_path / "plans").iterdir())) == 1
 
 
 def test_a_changed_key_records_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

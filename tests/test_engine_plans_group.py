@@ -67,6 +67,12 @@ def load_in_all_ways(rank: int, path: Path, size: int) -> None:
     assert "of a reason" in said
     assert "shared by the ranks of this node" in said
     start.against = None
+    # One rank has plans turned off, and the others learn of it when they ask.
+    start.has_plans = rank != 1
+    said = loaded()
+    assert ("load plan" in said) == (rank != 1)
+    assert "shared by the ranks" not in said
+    start.has_plans = True
     # The plan of one rank does not fit, which it finds out when the others wait for it.
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:

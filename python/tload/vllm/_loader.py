@@ -23,6 +23,7 @@ from tload._engines import planned
 from tload._engines import reload as reloading
 from tload._engines import watch as arming
 from tload._errors import InvalidRequestError, NotFoundError, advise
+from tload._load.collections import no_collections
 from tload._sources.opened import show
 from tload.vllm import _parameters, _plan, _settings, _sharded, _weights
 
@@ -143,8 +144,9 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         first = model_config.model if served is None else served.first
         parts: list[_Part] = []
         try:
-            parts = self._open_all(model_config, model)
-            entries = {name: entry for part in parts for name, entry in part.entries()}
+            with no_collections():
+                parts = self._open_all(model_config, model)
+                entries = {name: entry for part in parts for name, entry in part.entries()}
             if served is not None and self._settings.missing_weights == "error":
                 reloading.check(served.loaded, entries, parts[0].shown)
         except BaseException:
