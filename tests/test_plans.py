@@ -199,7 +199,10 @@ def test_plans_that_were_changed_stay_inside_tensors_and_parameters(
         lambda it, _: it["fills"][0].__setitem__(0, 99),
         lambda it, _: it["fills"][0].__setitem__(5, "zero"),
         lambda it, _: it["fills"][0].__setitem__(5, 10**400),
-        lambda it, _: it["places"][it["fills"][0][0]].__setitem__(slice(2, 4), [[1 << 46], [1]]),
+        lambda it, _: (
+            it["places"][it["fills"][0][0]].__setitem__(slice(2, 4), [[1 << 46], [1]]),
+            it["fills"][0].__setitem__(slice(2, 5), [0, [1 << 46], [1]]),
+        ),
         lambda it, _: it["fills"].append(it["fills"][0]),
         lambda it, _: it.update(dtypes=["os"]),
         lambda it, _: it.update(dtypes=[]),

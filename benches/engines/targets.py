@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -104,4 +103,4 @@ def measure(checkpoint: tload.Checkpoint, module: Experts, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -25,6 +25,9 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm_reload import Served, configuration
 
+import tload
+from tload import plans
+
 
 def digest(model: torch.nn.Module) -> dict[str, str]:
     """Return the digests of all parameters and buffers."""
@@ -119,16 +122,32 @@ def test_two_ranks_load_by_plans_what_they_load_without(tmp_path: Path, monkeypa
         rank.join()
     found = [json.loads((tmp_path / f"{rank}").read_text()) for rank in range(2)]
     for (form, experts), *both in zip(RANKS, *found, strict=True):
-        for normal, recorded, run, lines in both:
+        for normal, recorded, run, lines, _ in both:
             assert recorded == run == normal, (form, experts)
             assert "recorded a load plan" in lines[0], lines
             assert "by a load plan in" in lines[1], lines
+            assert "shared by the ranks of this node" in lines[1], lines
         # Each rank has its own part of the model.
         assert both[0][0] != both[1][0]
+        # The two read the files once, and each gets its half.
+        with tload.open(folders[form]) as checkpoint:
+            total = checkpoint.total_bytes
+        read, got = ([each[-1][at] for each in both] for at in range(2))
+        assert sum(read) <= 1.1 * total, (form, read, total)
+        assert max(got) <= 0.55 * total, (form, got, total)
 
 
 def _rank(rank: int, port: int, folders: dict[str, str], results: Path) -> None:
     lines = _listen(setattr)
+    sizes: list[list[int]] = []
+    run = plans.run
+
+    def measured(*arguments: Any, **keywords: Any) -> Any:
+        loaded = run(*arguments, **keywords)
+        sizes.append([sum(getattr(each, field) for each in loaded.reports) for field in ("read_bytes", "tensor_bytes")])
+        return loaded
+
+    plans.run = measured  # type: ignore[assignment]
     os.environ["VLLM_DIST_IDENT"] = f"tload-{port}"
     first = True
     made = []
@@ -142,7 +161,7 @@ def _rank(rank: int, port: int, folders: dict[str, str], results: Path) -> None:
             first = False
             parallel_state.initialize_model_parallel(2, 1, backend="gloo")
         lines.clear()
-        plans = [{"plan": plan} for plan in ("off", "on", "on")]
-        models = [digest(Model(Path(folders[form]), extra, **fields).model) for extra in plans]
-        made.append([*models, [*lines]])
+        ways = [{"plan": plan} for plan in ("off", "on", "on")]
+        models = [digest(Model(Path(folders[form]), extra, **fields).model) for extra in ways]
+        made.append([*models, [*lines], sizes[-1]])
     results.write_text(json.dumps(made))

@@ -28,7 +28,7 @@ from tload.plans.plan import (
     torch_form,
 )
 from tload.plans.recorder import Recorder
-from tload.plans.stand_in import Form, Origin, StandIn
+from tload.plans.stand_in import Form, Origin, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -133,7 +133,7 @@ def _stand_ins(
             form = forms[info.dtype, info.shape] = Form(meta, meta, device)
         origin = Origin(len(recorder.names), name)
         recorder.names.append(name)
-        yield name, StandIn(origin, form)
+        yield name, stand_in(origin, form)
 
 
 def _call(recorder: Recorder, load: _Load, weights: Iterator[tuple[str, torch.Tensor]]) -> object:

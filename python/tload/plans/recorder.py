@@ -17,7 +17,7 @@ from tload.plans.places import Owners, require_plain, storage_of
 from tload.plans.plan import DIMS_MAX, DTYPES, RefusedError, Written, joined
 from tload.plans.reads import Box
 from tload.plans.run import copy
-from tload.plans.stand_in import Form, StandIn
+from tload.plans.stand_in import Form, StandIn, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if types and StandIn in types:
                 return self._stand_in(func, args, kwargs or {})
             if func in self._views:
-                return func(*args, **(kwargs or {}))
+                return func._op(*args, **kwargs) if kwargs else func._op(*args)  # noqa: SLF001
             return self._ordinary(func, args, kwargs or {})
         except RefusedError as error:
             self.refused = self.refused or error
@@ -190,9 +190,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if is_kept:
                 first.form.keep(key, made)
         if isinstance(made, Form):
-            return StandIn(first.origin, made)
+            return stand_in(first.origin, made)
         # Like torch, which returns a list of several views.
-        return [StandIn(first.origin, each) for each in made]
+        return [stand_in(first.origin, each) for each in made]
 
     def _converted(self, first: StandIn, kwargs: dict[str, Any]) -> StandIn | None:
         """Return a copy of a stand-in, or `None` if its values are needed."""
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = kwargs.get("device")
         order = kwargs.get("memory_format") or torch.preserve_format
         seen = form.seen.to(dtype=dtype, copy=True, memory_format=order)
-        return StandIn(first.origin, Form(box, seen, form.device if device is None else torch.device(device)))
+        return stand_in(first.origin, Form(box, seen, form.device if device is None else torch.device(device)))
 
     def _copy(self, target: Any, source: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(target, StandIn):

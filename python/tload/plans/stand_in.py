@@ -10,7 +10,7 @@ from tload.plans.plan import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+
 
 VIEWS_MAX = 1 << 12
 """Most views of a form that are kept."""
@@ -63,18 +63,6 @@ class StandIn(torch.Tensor):
     origin: Origin
     form: Form
 
-    @staticmethod
-    def __new__(cls: type[Self], origin: Origin, form: Form) -> Self:
-        """Make the stand-in."""
-        made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
-            cls, form.size, strides=form.stride, storage_offset=form.offset, dtype=form.dtype, device=form.device
-        )
-        made.origin, made.form = origin, form
-        return made
-
-    def __init__(self, *_: object) -> None:
-        pass
-
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
     @classmethod
@@ -112,20 +100,34 @@ class StandIn(torch.Tensor):
         return f"StandIn({self.origin.name!r}, {tuple(self.form.size)}, {self.form.dtype})"
 
 
+def stand_in(origin: Origin, form: Form) -> StandIn:
+    """Return a view of a tensor.
+
+    A function, because the class of all tensors takes longer to call than this.
+    """
+    made = _WRAP(StandIn, form.size, form.stride, form.offset, None, form.dtype, torch.strided, form.device)
+    made.origin, made.form = origin, form
+    return made
+
+
+_WRAP: Callable[..., StandIn] = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
+
+
 def _short(name: str) -> Callable[..., Any]:
     """Return a method of stand-ins that does what torch's does, and remembers the form of its result."""
     plain = getattr(torch.Tensor, name)
 
     def method(self: StandIn, *args: Any, **keywords: Any) -> Any:
         form = self.form
+        known: Any
         try:
             known = form.derived[name, args]
         except (KeyError, TypeError):  # a list has no hash
             known = None
         if known is not None and not keywords:
             if type(known) is tuple:
-                return tuple([StandIn(self.origin, each) for each in known])
-            return StandIn(self.origin, known)
+                return tuple([stand_in(self.origin, each) for each in known])
+            return stand_in(self.origin, known)
         made = plain(self, *args, **keywords)
         if not keywords and all(type(each) is int for each in args):
             if type(made) is StandIn and made.origin is self.origin:
