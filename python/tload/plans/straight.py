@@ -50,19 +50,23 @@ def tensors_in(
     kinds = [DTYPES[name] for name in plan.dtypes]
     is_same = torch.tensor([[one is other for other in kinds] for one in kinds])
     on_cpu = torch.tensor([cuda.device_of(each) == "cpu" for each in tensors])
-    nbytes = torch.tensor([checkpoint[source.name].nbytes for source in plan.sources], dtype=torch.int64)
     tensor, length = rows[:, TENSOR], shape.prod(1) * size
     fits = (
         is_row
         & is_same[rows[:, SOURCE_DTYPE], rows[:, PLACE_DTYPE]]
         & on_cpu[rows[:, PLACE]]
-        & (length == nbytes[tensor])
         & (length >= TENSOR_BYTES_MIN)
     )
+    if int(length[fits].sum()) < BYTES_MIN:
+        return none
+    nbytes = torch.zeros(len(none), dtype=torch.int64)
+    for number in set(tensor[fits].tolist()):
+        nbytes[number] = checkpoint[plan.sources[number].name].nbytes
+    fits &= length == nbytes[tensor]
     chosen = none.clone()
     chosen[tensor] = True
     chosen[tensor[~fits]] = False
-    if int(nbytes[chosen].sum()) < BYTES_MIN:
+    if not bool(chosen.any()):
         return none
     shards = (shard.location for shard in checkpoint.shards)
     return chosen if views.are_best(resolve(options, OptionKeywords()), shards) else none
