@@ -71,7 +71,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.manual_seed(0)
     monkeypatch.setattr(straight, "TENSOR_BYTES_MIN", 64)
     monkeypatch.setattr(straight, "BYTES_MIN", 1)
-    # Of temporary directories, not all are on file systems that are known to be local.
+    # Not all temporary directories are on file systems that are known to be local.
     monkeypatch.setattr(views, "are_best", lambda options, _: options.cache is None)
     return save(tmp_path / "model.safetensors", tensors())
 

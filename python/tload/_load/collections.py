@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def no_collections() -> Iterator[None]:
     """Keep the garbage collector from looking through all objects of an engine again and again.
 
-    What makes an object for each tensor of a large checkpoint starts it hundreds of times, and one
+    Code that makes an object for each tensor of a large checkpoint starts it hundreds of times, and one
     pass through an engine's objects takes longer than a load by a plan.
     """
     was_enabled = gc.isenabled()
