@@ -100,10 +100,27 @@ def test_mistakes_are_exceptions(folder: Path, tmp_path: Path) -> None:
 
 def test_url_target_is_rejected(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(tload.UnsupportedError, match="the target is a URL") as caught:
-        tload.copy(folder, "s3://bucket/model?token=hunter2")
+    with pytest.raises(tload.UnsupportedError, match="copied to directories, S3, Google Cloud Storage") as caught:
+        tload.copy(folder, "https://host/model?token=hunter2")
     assert "hunter2" not in str(caught.value)
-    assert not (tmp_path / "s3:").exists()
+    assert not (tmp_path / "https:").exists()
+
+
+def test_directory_is_copied_to_a_store_and_between_stores(folder: Path, s3: servers.S3, tmp_path: Path) -> None:
+    s3.put("models", "other", b"x")
+    files = {name: content for name, content in FILES.items() if "/." not in name}
+    url = "s3://models/uploaded"
+    report = tload.copy(folder, url, store=s3.store)
+    assert (report.target, report.copied_files) == (url, len(files))
+    listed = [row for row in tload.list_files(url, store=s3.store) if row.path != ".tload-copied"]
+    assert listed == [(name, len(content)) for name, content in sorted(files.items())]
+    again = tload.copy(folder, url, target_store=s3.store)
+    assert (again.copied_files, again.skipped_files) == (0, len(files))
+    tload.copy(url, "s3://models/second", store=s3.store)
+    tload.copy("s3://models/second", tmp_path / "back", store=s3.store)
+    assert all((tmp_path / "back" / name).read_bytes() == content for name, content in files.items())
+    with pytest.raises(tload.InvalidRequestError, match="empty prefix"):
+        tload.copy(tmp_path / "back", url, store=s3.store)
 
 
 def test_files_are_listed(folder: Path) -> None:

@@ -49,6 +49,7 @@ __all__ = [
     "parse_bytes",
     "parse_store_option",
     "patch_files",
+    "publish_fragments",
     "read_beside",
     "read_signature",
     "release_staging",
@@ -114,6 +115,7 @@ def copy(
     dry_run: bool,
     options: Options,
     store: Sequence[tuple[str, str]],
+    target_store: Sequence[tuple[str, str]] | None,
     progress: Callable[[int, int], object] | None,
 ) -> str: ...
 def read_beside(
@@ -311,6 +313,7 @@ class Writer:
         replace: bool,
         manifest: bool,
         plain_names: bool,
+        fragment: bool,
         store: Sequence[tuple[str, str]],
     ) -> Self: ...
     def order(self) -> list[str]:
@@ -328,6 +331,7 @@ class Writer:
     def abort(self) -> None:
         """Leave the destination as it is."""
 
+def publish_fragments(location: str | PathLike[str], list: bytes, *, store: Sequence[tuple[str, str]]) -> None: ...
 def remove_incomplete(location: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> list[tuple[str, bool]]: ...
 
 class _Transport(Protocol):

@@ -1,4 +1,4 @@
-"""Storage reader of safetensors checkpoints for PyTorch's `torch.distributed.checkpoint`.
+"""Storage reader and writer of safetensors checkpoints for PyTorch's `torch.distributed.checkpoint`.
 
 >>> import torch.distributed.checkpoint as dcp
 >>> import tload.dcp
@@ -6,7 +6,8 @@
 
 This reader reads everything that `HuggingFaceStorageReader` reads, also from object stores. Each
 rank loads only its own parts of tensors, directly into their memory if dtype and layout are the
-same, and the ranks of a node read together what several of them need.
+same, and the ranks of a node read together what several of them need. `StorageWriter` saves what
+each rank has, to disks and object stores.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from torch.futures import Future
 from tload._checkpoint.checkpoint import Checkpoint
 from tload._checkpoint.opening import open, open_for  # noqa: A004
 from tload._errors import Error, FormatError, InvalidRequestError, PeerError, UnsupportedError, advise
+from tload._files.dcp_writer import SHARDING_INFO, WRITE, StorageWriter, listed
 from tload._load import read_one
 from tload._load.into import load_into
 from tload._load.load import require_files
@@ -68,13 +70,9 @@ if TYPE_CHECKING:
     from tload._tensors.index_boxes import Box
     from tload.typing import Source, Store
 
-__all__ = ["StorageReader"]
+__all__ = ["StorageReader", "StorageWriter"]
 
 _logger = logging.getLogger(__name__)
-
-SHARDING_INFO = "DCP_SHARDING_INFO"
-"""Metadata key under which `HuggingFaceStorageWriter` stores the start of each part in a rank's
-file."""
 
 FAULTS_SHOWN = 20
 """Maximum number of tensors, or files, that an error names."""
@@ -436,16 +434,36 @@ class StorageReader(_StorageReader):
         if isinstance(self._source, Checkpoint):
             yield self._source
             return
+        is_url = isinstance(self._source, str) and "://" in self._source
         try:
-            yield self._open_source()
+            opened = self._open_source()
+            if not is_url or not any(WRITE in shard.metadata for shard in opened.shards):
+                yield opened
+                return
+            opened.close()
         except FormatError:
             # Ranks that have boxes of one tensor: their files do not form a checkpoint, but each is
             # one.
-            files = _files_of_ranks(self._source)
+            files = self._listed(is_complete=False) if is_url else _files_of_ranks(self._source)
             if not files:
                 raise
-            for file in files:
-                yield open_for(file, None, self._options, follow_symlinks=None)
+        else:
+            files = self._listed(is_complete=True)
+        for file in files:
+            yield open_for(file, self._store if is_url else None, self._options, follow_symlinks=None)
+
+    def _listed(self, *, is_complete: bool) -> list[str]:
+        """Return the files of a save of ranks to a store; an empty list if it may be anything else.
+
+        Raises:
+            FormatError: The save has not been completed.
+        """
+        source: Any = self._source
+        files = listed(source, self._store)
+        if files is None and is_complete:
+            message = f"{show(source)}: the save that wrote these files has not been completed"
+            raise advise(FormatError, message, "save again, to another prefix")
+        return files or []
 
     def _open_source(self) -> Checkpoint:
         """Open the source together with the other ranks of the load, or alone if some of them do not come."""

@@ -2,15 +2,15 @@
 //! that knows clap's types.
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tload::copy::CopyOptions;
 use tload::internal::Trial;
 use tload::verify::{ManifestTarget, VerifyOptions};
 use tload::{
-    Device, DeviceMap, Error, ErrorKind, LoadOptions, Location, OpenOptions, Result, Selection,
-    StoreOptions,
+    Device, DeviceMap, Error, ErrorKind, LoadOptions, Location, OpenOptions, Protocol, Result,
+    Selection, StoreOptions,
 };
 use tload_config::Config;
 use tload_doctor::Arguments;
@@ -151,6 +151,41 @@ pub(crate) fn copy(args: &CopyArgs) -> CopyOptions {
     options.depth = args.depth.unwrap_or(options.depth);
     options.range_bytes = args.extent.unwrap_or(options.range_bytes);
     options
+}
+
+/// Returns the place in a store that a copy goes to; `None` for a directory. Other URLs are refused
+/// by the copy.
+pub(crate) fn upload_target(target: &Path) -> Result<Option<Location>> {
+    let target = location(target.as_os_str())?;
+    Ok(is_writable_store(&target).then_some(target))
+}
+
+/// Returns whether objects can be written to a location.
+pub(crate) fn is_writable_store(location: &Location) -> bool {
+    matches!(
+        location.protocol(),
+        Some(Protocol::S3 | Protocol::Gcs | Protocol::Azure)
+    )
+}
+
+/// Returns the options of the store that a copy writes to.
+pub(crate) fn target_store(
+    args: &CopyArgs,
+    source: &Location,
+    target: &Location,
+) -> Result<StoreOptions> {
+    let mut of_target = args.store.clone();
+    if !args.target_store.is_empty() {
+        of_target.store.clone_from(&args.target_store);
+        of_target.environment.clear();
+    } else if source
+        .protocol()
+        .is_some_and(|it| Some(it) != target.protocol())
+    {
+        of_target.store.clear();
+        of_target.environment.clear();
+    }
+    store(&of_target, Some(target))
 }
 
 /// Returns the options of a verification.

@@ -16,13 +16,14 @@ use crate::storage::Remote;
 use crate::sync::event_count::EventCount;
 use crate::sync::threads::Builder;
 
-pub(crate) fn cancelled() -> Error {
+/// Returns the error for a copy that was cancelled.
+pub fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "the copy was cancelled")
 }
 
 /// Cancellation flag, set once by the first failure or by the caller.
 #[derive(Debug, Default)]
-pub(super) struct Stop {
+pub struct Stop {
     is_set: AtomicBool,
     changes: EventCount,
     told: tokio::sync::watch::Sender<bool>,
@@ -39,13 +40,15 @@ impl Stop {
         }
     }
 
-    pub(super) fn cancel(&self) {
+    /// Sets the flag.
+    pub fn cancel(&self) {
         self.is_set.store(true, Ordering::SeqCst);
         self.told.send_replace(true);
         self.changes.notify();
     }
 
-    pub(super) fn is_cancelled(&self) -> bool {
+    /// Returns whether the flag is set.
+    pub fn is_cancelled(&self) -> bool {
         if self.deadline.is_some_and(|at| Instant::now() >= at) {
             return true;
         }
@@ -53,7 +56,7 @@ impl Stop {
     }
 
     /// Returns the events that workers wait for, including the cancellation.
-    pub(super) fn changes(&self) -> &EventCount {
+    pub fn changes(&self) -> &EventCount {
         &self.changes
     }
 
@@ -71,7 +74,7 @@ impl Stop {
 
 /// Returns the outcome of `task`, or an error if the copy is cancelled first. All requests of a
 /// copy go through here.
-pub(super) async fn unless_stopped<T>(
+pub async fn unless_stopped<T>(
     ongoing: &Ongoing,
     task: impl Future<Output = Result<T>>,
 ) -> Result<T> {
@@ -113,7 +116,7 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
 }
 
 /// Returns the error for a thread that cannot be started.
-pub(super) fn cannot_start(error: std::io::Error) -> Error {
+pub fn cannot_start(error: std::io::Error) -> Error {
     let hint = format!("{}, or lower ‹depth›", thread_hint(&error));
     Error::cannot_start_thread(error).with_hint(hint)
 }

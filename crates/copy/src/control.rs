@@ -35,21 +35,33 @@ pub struct CopyProgress {
 
 /// Cancellation flag and counters of a copy.
 #[derive(Debug, Default)]
-pub(super) struct Ongoing {
-    pub(super) stop: Stop,
-    pub(super) cancelled: AtomicBool,
-    pub(super) bytes_total: AtomicU64,
-    pub(super) bytes_read: AtomicU64,
-    pub(super) bytes_resumed: AtomicU64,
-    pub(super) bytes_kept: AtomicU64,
+pub struct Ongoing {
+    /// Flag.
+    pub stop: Stop,
+    /// True if the caller set the flag.
+    pub cancelled: AtomicBool,
+    /// Bytes of the files to copy.
+    pub bytes_total: AtomicU64,
+    /// Bytes that have arrived.
+    pub bytes_read: AtomicU64,
+    /// Bytes of an earlier copy.
+    pub bytes_resumed: AtomicU64,
+    /// Bytes that the next copy need not read.
+    pub bytes_kept: AtomicU64,
     /// Bytes of incomplete files that their journals have.
-    pub(super) bytes_recorded: AtomicU64,
-    pub(super) copied_files: AtomicU64,
-    pub(super) skipped_files: AtomicU64,
-    pub(super) skipped_bytes: AtomicU64,
-    pub(super) requests: AtomicU64,
-    pub(super) retries: AtomicU64,
-    pub(super) unversioned_files: AtomicU64,
+    pub bytes_recorded: AtomicU64,
+    /// Files that are complete.
+    pub copied_files: AtomicU64,
+    /// Files that existed.
+    pub skipped_files: AtomicU64,
+    /// Their bytes.
+    pub skipped_bytes: AtomicU64,
+    /// Requests.
+    pub requests: AtomicU64,
+    /// Requests that were sent again.
+    pub retries: AtomicU64,
+    /// Files without a validator.
+    pub unversioned_files: AtomicU64,
     /// Download into a hub's cache, which precedes the copy from there.
     pub(super) download: Mutex<Option<Arc<Ongoing>>>,
 }
@@ -116,11 +128,13 @@ impl Ongoing {
         }
     }
 
-    pub(super) fn add(counter: &AtomicU64, amount: u64) {
+    /// Adds to a counter.
+    pub fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
     }
 
-    pub(super) fn skip(&self, len: u64) {
+    /// Counts a file that exists.
+    pub fn skip(&self, len: u64) {
         Self::add(&self.skipped_files, 1);
         Self::add(&self.skipped_bytes, len);
     }

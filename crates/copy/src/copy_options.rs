@@ -57,7 +57,8 @@ impl Default for CopyOptions {
 
 impl CopyOptions {
     /// Rejects values outside of their limits.
-    pub(crate) fn validate(&self) -> Result<()> {
+    #[doc(hidden)]
+    pub fn validate(&self) -> Result<()> {
         let invalid = |message| Err(Error::invalid_request(message));
         if !(1..=DEPTH_MAX).contains(&self.depth) {
             return invalid(format!(

@@ -25,7 +25,7 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Access to sources.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub struct Sources {
     store: StoreOptions,
     client: StoreClient,
     /// Started with the first object.
@@ -34,14 +34,16 @@ pub(super) struct Sources {
 
 /// Open source.
 #[derive(Debug)]
-pub(super) enum Opened {
+pub enum Opened {
+    /// File.
     File(FileSource),
     /// Object with its first bytes.
     Object(ObjectSource, Vec<u8>),
 }
 
 impl Sources {
-    pub(super) fn new(store: &StoreOptions, client: &StoreClient) -> Self {
+    /// Creates the access; nothing is opened.
+    pub fn new(store: &StoreOptions, client: &StoreClient) -> Self {
         Self {
             store: store.clone(),
             client: client.clone(),
@@ -49,7 +51,12 @@ impl Sources {
         }
     }
 
-    pub(super) fn open(&self, location: &Location, ongoing: &Arc<Ongoing>) -> Result<Opened> {
+    /// Opens a source.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening.
+    pub fn open(&self, location: &Location, ongoing: &Arc<Ongoing>) -> Result<Opened> {
         if location.as_path().is_some() {
             return FileSource::open(location).map(Opened::File);
         }
@@ -78,7 +85,7 @@ impl Opened {
     /// # Errors
     ///
     /// The system returns no metadata of an open file.
-    pub(super) fn origin(&self) -> Result<Origin> {
+    pub fn origin(&self) -> Result<Origin> {
         Ok(match self {
             Self::File(file) => {
                 let metadata = file.file().metadata();
@@ -111,6 +118,28 @@ impl Opened {
         }
     }
 
+    /// Returns the bytes of a range.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn read(&self, range: Range<u64>, ongoing: &Arc<Ongoing>) -> Result<Vec<u8>> {
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        match self {
+            Self::File(file) => file.fetch(range.start, len),
+            Self::Object(_, first) if range.end <= first.len() as u64 => {
+                let start = usize::try_from(range.start).expect("within memory");
+                Ok(first[start..start + len].to_vec())
+            }
+            Self::Object(object, _) => {
+                Ongoing::add(&ongoing.requests, 1);
+                let asked = object.clone();
+                let ask = move || asked.fetch(range.start, len);
+                ask_unless_stopped(object.remote(), ongoing, ask)
+            }
+        }
+    }
+
     /// Returns the bytes fetched while opening.
     pub(super) fn first(&self) -> &[u8] {
         match self {
@@ -122,7 +151,11 @@ impl Opened {
     /// Requires that the source is still in the state in which it was opened. Most objects check
     /// this with every request; one without a validator that took several responses is checked once
     /// more.
-    pub(super) fn verify(&self, ongoing: &Arc<Ongoing>) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`](crate::error::ErrorKind::Changed).
+    pub fn verify(&self, ongoing: &Arc<Ongoing>) -> Result<()> {
         match self {
             Self::File(file) => file.verify_unchanged(),
             Self::Object(object, first)

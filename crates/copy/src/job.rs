@@ -148,16 +148,58 @@ impl CopyJob {
     /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
     /// After an error, the bytes that have arrived are kept for the next copy.
     pub fn run(self) -> Result<CopyReport> {
-        let (source, sources) = (self.source.clone(), Sources::new(&self.store, &self.client));
+        let (source, sources) = (self.source.clone(), self.sources());
         let remote = || sources.remote().cloned();
         let copied = self.copy(&sources);
         copied.map_err(|error| suggest_near(error, &source, remote))
+    }
+
+    /// Returns the access to the source.
+    #[doc(hidden)]
+    pub fn sources(&self) -> Sources {
+        Sources::new(&self.store, &self.client)
+    }
+
+    /// Returns the counters.
+    #[doc(hidden)]
+    pub fn ongoing(&self) -> &Arc<Ongoing> {
+        &self.ongoing
     }
 
     fn copy(mut self, sources: &Sources) -> Result<CopyReport> {
         let started = Instant::now();
         self.validate()?;
         self.refuse_own_directory()?;
+        let (entries, mut unusable) = self.select(sources)?;
+        if self.options.dry_run {
+            let existing = self.target.ancestors().find(|path| path.is_dir());
+            let here = existing.filter(|path| !path.as_os_str().is_empty());
+            let root = TargetDir::find(here.unwrap_or(Path::new(".")))?;
+            let entries = match root {
+                Some(root) => self.fitting(&root, entries, &mut unusable)?,
+                None => entries,
+            };
+            let plan = plan::plan(entries, &self.target, sources, &self.options, &self.ongoing)?;
+            return Ok(self.report(started, Some(plan), unusable));
+        }
+        let root = self.open_target()?;
+        let fitting = self.fitting(&root, entries, &mut unusable)?;
+        let entries = self.absent(fitting, &root)?;
+        executor::run(entries, &root, sources, &self.options, &self.ongoing)?;
+        if unusable.is_empty() || self.options.skip_unusable {
+            return Ok(self.report(started, None, unusable));
+        }
+        Err(unusable::error(&unusable, &self.source))
+    }
+
+    /// Returns the files to copy by name, and the names that cannot be those of files.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] if there are none, or none with a name of the options; those of
+    /// listing.
+    #[doc(hidden)]
+    pub fn select(&self, sources: &Sources) -> Result<(Vec<Entry>, Vec<String>)> {
         let filter = Filter::new(&self.options)?;
         self.fill_hub_cache(&filter, sources)?;
         let Listing {
@@ -189,25 +231,7 @@ impl CopyJob {
                 .with_hint("names are paths below the source"));
             }
         }
-        if self.options.dry_run {
-            let existing = self.target.ancestors().find(|path| path.is_dir());
-            let here = existing.filter(|path| !path.as_os_str().is_empty());
-            let root = TargetDir::find(here.unwrap_or(Path::new(".")))?;
-            let entries = match root {
-                Some(root) => self.fitting(&root, entries, &mut unusable)?,
-                None => entries,
-            };
-            let plan = plan::plan(entries, &self.target, sources, &self.options, &self.ongoing)?;
-            return Ok(self.report(started, Some(plan), unusable));
-        }
-        let root = self.open_target()?;
-        let fitting = self.fitting(&root, entries, &mut unusable)?;
-        let entries = self.absent(fitting, &root)?;
-        executor::run(entries, &root, sources, &self.options, &self.ongoing)?;
-        if unusable.is_empty() || self.options.skip_unusable {
-            return Ok(self.report(started, None, unusable));
-        }
-        Err(unusable::error(&unusable, &self.source))
+        Ok((entries, unusable))
     }
 
     /// Returns the entries with names that the file system of the target takes.
@@ -287,11 +311,9 @@ impl CopyJob {
         self.options.validate()?;
         if let Some((scheme, _)) = self.target.to_string_lossy().split_once("://") {
             // The URL is not shown, because it may contain credentials.
-            let message = "the target is a URL; checkpoints are copied into local directories only";
+            let message =
+                "checkpoints are copied to directories, S3, Google Cloud Storage and Azure";
             let upload = match scheme {
-                "s3" | "s3a" => "aws s3 cp --recursive, or s5cmd cp",
-                "gs" => "gcloud storage cp --recursive",
-                "az" | "abfs" | "abfss" | "azure" | "adl" => "azcopy copy --recursive",
                 "hf" => "hf upload",
                 "oci" => "oras push",
                 _ => "the store's own tool",
@@ -332,7 +354,9 @@ impl CopyJob {
         Ok(absent)
     }
 
-    fn report(
+    /// Returns the report of a copy that has ended.
+    #[doc(hidden)]
+    pub fn report(
         &self,
         started: Instant,
         plan: Option<CopyPlan>,

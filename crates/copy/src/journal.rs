@@ -17,27 +17,30 @@ const FORMAT: u32 = 3;
 
 /// Source of some bytes, and its state. Bytes from two equal origins may be combined in one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Origin {
+pub struct Origin {
     /// Digest of the whole location, with its query but without user, password and signature.
-    pub(super) source: String,
-    pub(super) len: u64,
-    pub(super) e_tag: Option<String>,
-    pub(super) version: Option<String>,
+    pub source: String,
+    /// Length, bytes.
+    pub len: u64,
+    /// Entity tag.
+    pub e_tag: Option<String>,
+    /// Version of an object.
+    pub version: Option<String>,
     /// Modification time, seconds and nanoseconds since 1970; zero for an object if the store gives
     /// no time.
-    pub(super) modified: (i64, i64),
+    pub modified: (i64, i64),
     /// True if the modification time of an object tells its states apart: it is not recent. A
     /// listing does not say.
     #[serde(default)]
-    pub(super) is_settled: bool,
+    pub is_settled: bool,
     /// State of a file on a file system; `None` for an object.
-    pub(super) file: Option<FileState>,
+    pub file: Option<FileState>,
 }
 
 /// Distinguishes files of the same length and modification time: many tools set that time, some
 /// (Nix, reproducible builds) to the same second for all files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FileState {
+pub struct FileState {
     inode: u64,
     /// Time of the last change of the file or its attributes (`st_ctime`), which no tool can set.
     /// File systems of images (squashfs, erofs) have none: there it is the modification time, in
@@ -64,7 +67,7 @@ impl Origin {
 
     /// Returns whether the origin distinguishes states of the source at all: the time of an object
     /// alone does so if it was not recent, since a second change in the same second would keep it.
-    fn tells(&self) -> bool {
+    pub fn tells(&self) -> bool {
         if let Some(file) = self.file {
             // Times in whole seconds come from an image, or from a file system that can give two
             // changes the same time.
@@ -84,7 +87,7 @@ impl Origin {
     /// Returns whether bytes copied from `self` equal those of a source in the state `seen`.
     /// Listings of stores carry less than responses do: a listing without the `ETag` does not
     /// match.
-    pub(super) fn is_same_state(&self, seen: &Self) -> bool {
+    pub fn is_same_state(&self, seen: &Self) -> bool {
         // A file is identified by its inode, whatever its path.
         let is_file = self.file.is_some() && seen.file.is_some();
         let version = seen.version.is_none() || self.version == seen.version;
@@ -100,7 +103,7 @@ impl Origin {
 
     /// Returns whether the source may still be in this state when a listing shows `seen`: nothing
     /// differs, and opening the source tells what the listing lacks.
-    pub(super) fn may_be(&self, seen: &Self) -> bool {
+    pub fn may_be(&self, seen: &Self) -> bool {
         let is_file = self.file.is_some() || seen.file.is_some();
         let e_tag = unquoted(seen.e_tag.as_ref());
         !is_file

@@ -34,11 +34,22 @@ mod unusable;
 
 // Paths that the crates of tload share.
 pub use beside::read_beside;
+/// Copies to elsewhere than disks list and read with these.
+#[doc(hidden)]
+pub use cancel::{cancelled, cannot_start, unless_stopped};
+#[doc(hidden)]
+pub use control::Ongoing;
 pub use control::{CopyControl, CopyProgress};
 pub use copy_options::CopyOptions;
 pub use copy_report::CopyReport;
+#[doc(hidden)]
+pub use fetch::{Opened, Sources};
 pub use hub_cache::fill_all;
 pub use job::CopyJob;
+#[doc(hidden)]
+pub use journal::Origin;
+#[doc(hidden)]
+pub use list::Entry;
 pub use listed::{ListedFile, list_files};
 pub use near::suggest_near;
 pub use paths::components;
@@ -46,3 +57,5 @@ pub use plan::{CopyAction, CopyPlan, PlannedFile};
 pub(crate) use tload_base::{error, options, sync};
 pub(crate) use tload_format as format;
 pub(crate) use tload_storage as storage;
+#[doc(hidden)]
+pub use unusable::error as unusable_error;

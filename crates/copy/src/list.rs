@@ -27,14 +27,15 @@ const DEPTH_MAX: usize = 64;
 
 /// File to copy.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub struct Entry {
     /// Path below the source and below the target, with `/`. Not validated yet.
-    pub(super) name: String,
-    pub(super) location: Location,
+    pub name: String,
+    /// Where it is.
+    pub location: Location,
     /// State of the source as it was listed; `None` if only opening it tells.
-    pub(super) listed: Option<Origin>,
+    pub listed: Option<Origin>,
     /// Open source, if finding the file required opening it.
-    pub(super) opened: Option<Opened>,
+    pub opened: Option<Opened>,
 }
 
 /// Result of listing a source.

@@ -51,6 +51,19 @@ pub enum CopyAction {
     Skip,
 }
 
+impl PlannedFile {
+    /// Creates a step.
+    #[doc(hidden)]
+    pub fn new(name: String, action: CopyAction, bytes: u64, resumed_bytes: u64) -> Self {
+        Self {
+            name,
+            action,
+            bytes,
+            resumed_bytes,
+        }
+    }
+}
+
 impl CopyAction {
     /// Returns the name used in reports and JSON.
     pub fn name(self) -> &'static str {
@@ -118,12 +131,8 @@ pub(super) fn plan(
             }
         };
         count(action, bytes, resumed_bytes, ongoing);
-        plan.files.push(PlannedFile {
-            name: entry.name,
-            action,
-            bytes,
-            resumed_bytes,
-        });
+        let step = PlannedFile::new(entry.name, action, bytes, resumed_bytes);
+        plan.files.push(step);
     }
     Ok(plan)
 }

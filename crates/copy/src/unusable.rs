@@ -56,7 +56,7 @@ pub(super) fn split_at(root: &TargetDir, entries: Vec<Entry>) -> Result<(Vec<Ent
 }
 
 /// Returns the error for names that were left out of a copy.
-pub(super) fn error(unusable: &[String], source: &Location) -> Error {
+pub fn error(unusable: &[String], source: &Location) -> Error {
     // `{:?}` escapes control characters.
     let shown = unusable.iter().take(SHOWN_MAX);
     let shown: Vec<_> = shown.map(|name| format!("{:?}", shortened(name))).collect();

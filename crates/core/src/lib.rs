@@ -66,7 +66,7 @@ pub(crate) use tload_storage as storage;
 pub(crate) use {tload_checkpoint as checkpoint, tload_format as format};
 pub(crate) use {tload_cuda as cuda, tload_memory as memory};
 
-/// Copies of checkpoints, with everything beside them, into a local directory.
+/// Copies of checkpoints, with everything beside them, into directories and object stores.
 #[cfg(feature = "object")]
 pub mod copy {
     #[doc(inline)]
@@ -74,6 +74,8 @@ pub mod copy {
         CopyAction, CopyControl, CopyJob, CopyOptions, CopyPlan, CopyProgress, CopyReport,
         ListedFile, PlannedFile, list_files, read_beside,
     };
+    #[doc(inline)]
+    pub use tload_upload::{AnyCopy, SmallObject, UploadJob, publish_fragments};
 }
 
 /// Digests of checkpoints: what bytes are compared with, and the comparison of a whole checkpoint.

@@ -1,5 +1,4 @@
-//! Memory that Python callers lend to single reads and to writes: tensors, arrays, other objects
-//! with a buffer.
+//! Memory that Python callers lend to single reads: tensors, arrays, other objects with a buffer.
 
 #![expect(
     unsafe_code,
@@ -72,29 +71,6 @@ impl Buffer {
     pub(crate) fn target(&self) -> Target {
         self.target.clone()
     }
-}
-
-/// Calls `work` with the bytes of a buffer, detached from the interpreter.
-///
-/// # Errors
-///
-/// `BufferError` if they are in several pieces, and what Python raises for an object without a
-/// buffer.
-pub(crate) fn with_bytes<T: Send>(
-    value: &Bound<'_, PyAny>,
-    work: impl FnOnce(&[u8]) -> T + Send,
-) -> PyResult<T> {
-    let buffer = PyUntypedBuffer::get(value)?;
-    if !buffer.is_c_contiguous() {
-        return Err(PyBufferError::new_err(in_pieces("the buffer")));
-    }
-    let bytes = match NonNull::new(buffer.buf_ptr().cast::<u8>()) {
-        // SAFETY: Python keeps the buffer where it is while it is exported, which is until this
-        // function returns. The docs of `tload.save` forbid to change it during the call.
-        Some(start) => unsafe { std::slice::from_raw_parts(start.as_ptr(), buffer.len_bytes()) },
-        None => &[],
-    };
-    Ok(value.py().detach(|| work(bytes)))
 }
 
 fn empty() -> Target {

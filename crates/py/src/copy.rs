@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 
 use pyo3::prelude::*;
-use tload::copy::{CopyJob, CopyOptions, list_files as list};
+use tload::copy::{AnyCopy, CopyOptions, list_files as list};
 use tload::{Error, ErrorKind};
 use tload_pymemory::error::exception;
 
@@ -14,10 +14,12 @@ use crate::interrupt;
 use crate::store::StoreArgument;
 use crate::watch::Watch;
 
-/// Copies a location into a local directory. Returns the report as JSON.
+/// Copies a location into a local directory, or to a store if there are options for that. Returns
+/// the report as JSON.
 #[pyfunction]
 #[pyo3(signature = (
-    source, target, *, names, include, exclude, hidden, force, skip_unusable, dry_run, options, store, progress
+    source, target, *, names, include, exclude, hidden, force, skip_unusable, dry_run, options, store,
+    target_store, progress
 ))]
 #[expect(
     clippy::fn_params_excessive_bools,
@@ -37,6 +39,7 @@ pub(crate) fn copy(
     dry_run: bool,
     options: &Bound<'_, PyAny>,
     store: StoreArgument,
+    target_store: Option<StoreArgument>,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
     let failed = |error| exception(py, &error);
@@ -51,9 +54,10 @@ pub(crate) fn copy(
     options.dry_run = dry_run;
     options.depth = limits.depth.unwrap_or(options.depth);
     options.range_bytes = limits.extent_bytes.unwrap_or(options.range_bytes);
-    let copy = CopyJob::new(&source.parse().map_err(failed)?, target)
-        .options(options)
-        .store(store.read().map_err(failed)?);
+    let (source, store) = (source.parse().map_err(failed)?, store.read());
+    let target_store = target_store.map(|it| it.read()).transpose();
+    let (store, target_store) = (store.map_err(failed)?, target_store.map_err(failed)?);
+    let copy = AnyCopy::new(source, target, options, store, target_store).map_err(failed)?;
     let control = copy.control();
     let watch = Watch {
         timeout: limits.timeout,
@@ -132,8 +136,7 @@ pub(crate) fn list_files(
     source: LocationArgument,
     store: StoreArgument,
 ) -> PyResult<Vec<(String, Option<u64>)>> {
-    let listed = interrupt::run(py, move || list(&source.parse()?, &store.read()?))?
-        .into_iter()
-        .map(|file| (file.name, file.bytes));
-    Ok(listed.collect())
+    let listed = interrupt::run(py, move || list(&source.parse()?, &store.read()?))?;
+    let rows = listed.into_iter().map(|file| (file.name, file.bytes));
+    Ok(rows.collect())
 }

@@ -69,7 +69,7 @@ mod _tload {
         stream::Stream,
         tensor::{FlatBytes, Tensor},
         verify::{read_signature, verify},
-        writer::{Writer, remove_incomplete},
+        writer::{Writer, publish_fragments, remove_incomplete},
     };
 
     /// Waits until this process reads for no other rank any more, for `timeout` seconds at most.

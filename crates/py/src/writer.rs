@@ -6,11 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use tload::internal::process_id;
-use tload::write::{TensorSpec, WriteOptions, remove_incomplete as remove};
+use tload::write::{self, TensorSpec, WriteOptions};
 use tload::{Dtype, Error};
+use tload_pymemory::bytes::with_bytes;
 use tload_pymemory::error::{exception, invalid_request};
 
-use crate::buffers::with_bytes;
 use crate::checkpoint::LocationArgument;
 use crate::interrupt::{self, attend};
 use crate::store::StoreArgument;
@@ -20,12 +20,12 @@ use crate::store::StoreArgument;
 #[derive(Debug)]
 pub(crate) struct Writer {
     /// `None` once it has ended.
-    inner: Mutex<Option<tload::write::Writer>>,
+    inner: Mutex<Option<write::Writer>>,
     process: u32,
 }
 
 impl Writer {
-    fn lock(&self) -> MutexGuard<'_, Option<tload::write::Writer>> {
+    fn lock(&self) -> MutexGuard<'_, Option<write::Writer>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -33,14 +33,11 @@ impl Writer {
     fn with<T>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut tload::write::Writer) -> PyResult<tload::Result<T>>,
+        work: impl FnOnce(&mut write::Writer) -> PyResult<tload::Result<T>>,
     ) -> PyResult<T> {
         attend(py)?;
-        match self
-            .lock()
-            .as_mut()
-            .filter(|_| self.process == process_id())
-        {
+        let mut inner = self.lock();
+        match inner.as_mut().filter(|_| self.process == process_id()) {
             Some(writer) => work(writer)?.map_err(|error| exception(py, &error)),
             None => Err(invalid_request(py, "this writer has ended".to_owned())),
         }
@@ -71,8 +68,9 @@ fn spec((name, dtype, shape): Described) -> tload::Result<TensorSpec> {
 impl Writer {
     /// Begins a checkpoint of these tensors; `None` if they are not known yet.
     #[new]
-    #[pyo3(signature = (location, tensors, *, max_shard_size, metadata, aliases, replace, manifest, plain_names, store))]
+    #[pyo3(signature = (location, tensors, *, max_shard_size, metadata, aliases, replace, manifest, plain_names, fragment, store))]
     #[expect(
+        clippy::fn_params_excessive_bools,
         clippy::too_many_arguments,
         reason = "keywords; Python gives each by its name"
     )]
@@ -86,6 +84,7 @@ impl Writer {
         replace: bool,
         manifest: bool,
         plain_names: bool,
+        fragment: bool,
         store: StoreArgument,
     ) -> PyResult<Self> {
         let options = WriteOptions::new()
@@ -94,7 +93,8 @@ impl Writer {
             .aliases(aliases)
             .replace(replace)
             .manifest(manifest)
-            .plain_names(plain_names);
+            .plain_names(plain_names)
+            .fragment(fragment);
         let inner = interrupt::run(py, move || {
             let options = options.store(store.read()?);
             let location = location.parse()?;
@@ -102,8 +102,8 @@ impl Writer {
                 .map(|tensors| tensors.into_iter().map(spec).collect::<Result<_, _>>())
                 .transpose()?;
             match specs {
-                Some(specs) => tload::write::Writer::planned(&location, specs, options),
-                None => tload::write::Writer::create(&location, options),
+                Some(specs) => write::Writer::planned(&location, specs, options),
+                None => write::Writer::create(&location, options),
             }
         })?;
         Ok(Self {
@@ -161,7 +161,20 @@ pub(crate) fn remove_incomplete(
     location: LocationArgument,
     store: StoreArgument,
 ) -> PyResult<Vec<(String, bool)>> {
-    let found = interrupt::run(py, move || remove(&location.parse()?, &store.read()?))?;
-    let rows = found.into_iter().map(|it| (it.location, it.removed));
-    Ok(rows.collect())
+    let remove = move || write::remove_incomplete(&location.parse()?, &store.read()?);
+    let rows = interrupt::run(py, remove)?.into_iter();
+    Ok(rows.map(|it| (it.location, it.removed)).collect())
+}
+
+/// Makes the files of several writers a checkpoint in a store, by a list of them.
+#[pyfunction]
+#[pyo3(signature = (location, list, *, store))]
+pub(crate) fn publish_fragments(
+    py: Python<'_>,
+    location: LocationArgument,
+    list: Vec<u8>,
+    store: StoreArgument,
+) -> PyResult<()> {
+    let publish = move || tload::copy::publish_fragments(&location.parse()?, &list, &store.read()?);
+    interrupt::run(py, publish)
 }

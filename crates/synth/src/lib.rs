@@ -2,7 +2,8 @@
 //!
 //! `llama`, `moe` and `tiny` define the tensors ([`Model`], pure); `shards` distributes them over
 //! files (pure); `safetensors` lays out a file (pure); `random` generates the numbers; only
-//! `writer` ([`Synth`]) accesses the disk. The program that runs it implements [`Host`].
+//! `writer` ([`Synth`]) accesses the disk, and `store` object stores. The program that runs it
+//! implements [`Host`].
 //!
 //! Programs depend on the crate `tload`; this crate is a part of the command.
 
@@ -14,6 +15,7 @@ mod moe;
 mod random;
 mod safetensors;
 mod shards;
+mod store;
 mod tiny;
 mod writer;
 

@@ -19,7 +19,7 @@ use super::{Entry, Model, shards};
 use crate::host::{Host, Temporary, file_error};
 
 /// Random bytes generated and written at a time: few enough to stay in a core's cache in between.
-const BUFFER_BYTES: usize = 1 << 20;
+pub(crate) const BUFFER_BYTES: usize = 1 << 20;
 /// Maximum number of files written at once. A few keep the disk busy while the numbers of another
 /// are generated; more only compete.
 const WRITERS_MAX: usize = 4;
@@ -27,14 +27,14 @@ const WRITERS_MAX: usize = 4;
 const OVERHEAD_BYTES: u64 = 16 << 20;
 
 const INDEX_NAME: &str = "model.safetensors.index.json";
-const CONFIG_NAME: &str = "config.json";
+pub(crate) const CONFIG_NAME: &str = "config.json";
 
 /// Model, distributed over files.
 #[derive(Debug)]
 pub struct Synth<'a> {
-    model: &'a Model,
-    shards: Vec<&'a [Entry]>,
-    seed: u64,
+    pub(crate) model: &'a Model,
+    pub(crate) shards: Vec<&'a [Entry]>,
+    pub(crate) seed: u64,
 }
 
 impl<'a> Synth<'a> {
@@ -281,6 +281,6 @@ pub fn free_bytes(directory: &Path) -> Result<u64> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-fn pretty(value: &Value) -> String {
+pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }

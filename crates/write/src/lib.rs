@@ -16,7 +16,8 @@ mod header;
 mod index;
 mod leftovers;
 #[cfg(feature = "object")]
-mod objects;
+#[doc(hidden)]
+pub mod objects;
 mod plan;
 mod report;
 mod split;
@@ -39,5 +40,6 @@ pub use report::WriteReport;
 pub use step::{kill_at, steps};
 pub use tensor_spec::TensorSpec;
 pub use transform::Transform;
+pub use write_id::WriteId;
 pub use write_options::{SHARD_BYTES_MAX, WriteOptions};
 pub use writer::Writer;

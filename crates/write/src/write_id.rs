@@ -10,12 +10,12 @@ const DIGITS: usize = 12;
 
 /// Identifier of one write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WriteId(String);
+pub struct WriteId(String);
 
 impl WriteId {
     /// Draws an identifier. The keys of the standard library's hash tables are the system's random
     /// numbers.
-    pub(crate) fn draw() -> Self {
+    pub fn draw() -> Self {
         let random = RandomState::new().hash_one(());
         Self(format!("{:012x}", random >> 16))
     }

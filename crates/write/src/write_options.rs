@@ -25,6 +25,7 @@ type Transforms = Arc<dyn Fn(&str) -> Box<dyn Transform> + Send + Sync>;
 /// # let _ = options;
 /// ```
 #[derive(Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent flags")]
 pub struct WriteOptions {
     pub(crate) shard_bytes_max: u64,
     pub(crate) metadata: BTreeMap<String, String>,
@@ -32,6 +33,7 @@ pub struct WriteOptions {
     pub(crate) replace: bool,
     pub(crate) manifest: bool,
     pub(crate) plain_names: bool,
+    pub(crate) is_fragment: bool,
     pub(crate) store: StoreOptions,
     pub(crate) transforms: Option<Transforms>,
 }
@@ -47,6 +49,7 @@ impl WriteOptions {
             replace: false,
             manifest: false,
             plain_names: false,
+            is_fragment: false,
             store: StoreOptions::new(),
             transforms: None,
         }
@@ -94,6 +97,15 @@ impl WriteOptions {
     #[must_use]
     pub fn plain_names(mut self, plain: bool) -> Self {
         self.plain_names = plain;
+        self
+    }
+
+    /// Sets whether the file is one of several that other processes write: in a store, it appears
+    /// at once, under a name that no other write has, and is no checkpoint by itself.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn fragment(mut self, is_fragment: bool) -> Self {
+        self.is_fragment = is_fragment;
         self
     }
 

@@ -1,4 +1,4 @@
-"""Copies of checkpoint directories to disk, and file listings."""
+"""Copies of checkpoint directories to disks and object stores, and file listings."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 
     from tload._options.keywords import StoreKeywords
     from tload.typing import Duration, Location, Names, ProgressCallback, Size, Store
+
+STORES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "azure": "az",
+    "adl": "az",
+    "abfs": "az",
+    "abfss": "az",
+}
+"""Kind of the store that can be copied to, for each scheme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,7 @@ class CopyReport:
     location: str
     """The source, without secrets."""
     target: str
-    """The target directory."""
+    """The target directory or prefix, without secrets."""
     copied_files: int
     """Files that this copy completed."""
     copied_bytes: int
@@ -113,9 +126,10 @@ def copy(
     timeout: Duration | None = None,
     progress: bool | ProgressCallback | None = None,
     store: Store | None = None,
+    target_store: Store | None = None,
     **keywords: Unpack[StoreKeywords],
 ) -> CopyReport:
-    """Copy a directory with all files below it, or one file, to a local directory, like `tload cp`.
+    """Copy a directory with all files below it, or one file, to a directory or store, like `tload cp`.
 
     A file appears under its name only once it is complete and on disk. A copy resumes an
     interrupted one without requesting its bytes again; one that was killed has lost the last few
@@ -125,9 +139,14 @@ def copy(
     extended attribute `user.tload.copied`, or in a hidden file `.NAME.tload-copied` where the file
     system has no such attributes.
 
+    A prefix of an object store has to be empty, as files keep their names there. Indexes appear
+    last, or the weights if there is no index. An object `.tload-write` keeps other writers off, and
+    is what an interrupted copy resumes from; a complete copy leaves the record `.tload-copied`.
+
     Args:
         source: A path or URL: see `tload.open`.
-        target: The directory to copy to. It is created if it does not exist.
+        target: The directory to copy to, which is created if it does not exist; or the URL of a
+            prefix in S3, Google Cloud Storage or Azure.
         names: Copy exactly the files at these paths below the source, hidden or not. Default: all.
         include: Globs, one of which must match a file's path below the source, or its last
             component. Default: all.
@@ -149,7 +168,9 @@ def copy(
             the next copy. Default: `TLOAD_TIMEOUT`, else no limit.
         progress: `True` draws a progress bar, and a callable is called with a `Progress`, as in
             `tload.stream`. An exception that it raises stops the copy. Default: no progress.
-        store: Options of the object store: see `tload.open`.
+        store: Options of the object store: see `tload.open`. With two stores of one kind, of both.
+        target_store: Options of the target's store. Default: those of `store`, unless the source is
+            in a store of another kind.
         **keywords: Keys of `store`: see `tload.open`.
 
     Returns:
@@ -166,6 +187,7 @@ def copy(
 
     Examples:
         >>> tload.copy("s3://bucket/model", "model", progress=True, timeout="10m")
+        >>> tload.copy("model", "s3://bucket/copy")
     """
     check_location("source", source)
     store = store_options.take(store, keywords)
@@ -184,12 +206,31 @@ def copy(
             dry_run=dry_run,
             options=options,
             store=store_options.resolve(source, store, os.environ),
+            target_store=_of_target(source, store, target, target_store),
             progress=show,
         )
         decoded: CopyReport = decode(CopyReport, json.loads(report))
         for key in ("location", "target", "copied_bytes", "resumed_bytes", "skipped_bytes", "requests", "retries"):
             describe(key, getattr(decoded, key))
     return decoded
+
+
+def _of_target(
+    source: Location, store: Store | None, target: str | os.PathLike[str], target_store: Store | None
+) -> list[tuple[str, str]] | None:
+    """Return the options of the store that is copied to; `None` for a directory."""
+    scheme = _scheme(target)
+    if scheme not in STORES:
+        return None
+    of_source = _scheme(source)
+    if target_store is None and (not of_source or STORES.get(of_source) == STORES[scheme]):
+        target_store = store
+    return store_options.resolve(target, target_store, os.environ)
+
+
+def _scheme(location: Location) -> str:
+    scheme, separator, _ = os.fspath(location).partition("://")
+    return scheme.lower() if separator else ""
 
 
 @store_options.takes_keywords

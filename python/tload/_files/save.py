@@ -146,6 +146,7 @@ def save(
             replace=replace,
             manifest=manifest,
             plain_names=plain_names,
+            fragment=False,
             store=store_options.resolve(location, store, os.environ),
         )
         try:

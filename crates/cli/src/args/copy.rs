@@ -10,7 +10,7 @@ use super::time::TimeArgs;
 use super::tuning;
 use super::{configured, location};
 
-/// Copy a checkpoint and all files beside it into a local directory.
+/// Copy a checkpoint and all files beside it into a directory, or to a prefix of an object store.
 ///
 /// SRC is one file, or a directory (or a prefix of an object store), which is copied recursively.
 /// Each file appears under its name once it is complete. Files of an earlier copy are skipped if
@@ -26,6 +26,11 @@ record is copied again. Web servers cannot be listed: from a directory on one, t
 and the usual configuration and tokenizer files are copied. A model of the Hugging Face Hub whose
 files are all in the hub's cache is copied from there, without requests.
 
+A prefix of an object store (s3://, gs://, az://) has to be empty, as files keep their names there.
+Indexes appear last, or the weights if there is no index: no reader finds a checkpoint before. The
+object .tload-write below the prefix keeps other writers off and is the journal; --force discards
+that of another source, with what was sent. A complete copy leaves .tload-copied.
+
 JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_files, skipped_bytes,
   requests, retries, unversioned_files, unusable, seconds, plan}; `copied_bytes` were read by this
   copy, `resumed_bytes` by earlier ones. `unusable` are names that cannot be those of files, and are
@@ -39,7 +44,7 @@ JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_file
 pub(crate) struct CopyArgs {
     #[arg(value_name = "SRC", help = location::help("of a directory or file"))]
     pub(crate) source: OsString,
-    /// Directory to copy into, created if it does not exist
+    /// Directory to copy into, created if it does not exist, or empty prefix of an object store
     #[arg(value_name = "DST")]
     pub(crate) target: PathBuf,
     /// Copy only files whose path below SRC, or whose file name, matches this glob
@@ -71,7 +76,7 @@ pub(crate) struct CopyArgs {
         hide_env_values = true
     )]
     pub(crate) depth: Option<usize>,
-    /// Maximum bytes per request [default: 16MiB]
+    /// Maximum bytes per request [default: 16MiB]; parts of an upload have 8 MiB or more
     #[arg(
         long,
         value_name = "SIZE",
@@ -89,6 +94,9 @@ pub(crate) struct CopyArgs {
     pub(crate) time: TimeArgs,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    /// Like --store, for the store of DST; without it, --store is for both if they are of one kind
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) target_store: Vec<OsString>,
 }
 
 /// Parses a depth like that of loads.

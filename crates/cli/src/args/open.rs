@@ -1,6 +1,7 @@
 //! Arguments of every command that opens checkpoints: options of stores, and symbolic links.
 
-use clap::builder::BoolishValueParser;
+use clap::Arg;
+use clap::builder::{BoolishValueParser, Resettable, TypedValueParser};
 use serde::{Deserialize, Serialize};
 
 use super::store::StoreArgs;
@@ -18,4 +19,13 @@ pub(crate) struct OpenArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub(crate) follow_symlinks: bool,
+}
+
+/// Makes a command that opens one file refuse `--follow-symlinks`.
+pub(super) fn without_links(flag: Arg) -> Arg {
+    let refuse = BoolishValueParser::new().try_map(|is_set| {
+        let refused = "this command opens one file, also if it is a link to another directory";
+        if is_set { Err(refused) } else { Ok(is_set) }
+    });
+    flag.hide(true).env(Resettable::Reset).value_parser(refuse)
 }

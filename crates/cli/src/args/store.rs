@@ -89,6 +89,18 @@ pub(super) fn without_hub_cache(flag: Arg) -> Arg {
     flag.hide(true).env(Resettable::Reset).value_parser(refuse)
 }
 
+/// Makes a command that reads no objects refuse the options of the cache. The variables stay without
+/// an effect there.
+pub(super) fn without_cache(flag: Arg) -> Arg {
+    if !["cache_dir", "cache_limit", "cache_check", "hf_cache"].contains(&flag.get_id().as_str()) {
+        return flag;
+    }
+    let refuse = clap::builder::StringValueParser::new().try_map(|_| {
+        Err::<OsString, _>("this command reads no objects, and has no use for a cache")
+    });
+    flag.hide(true).env(Resettable::Reset).value_parser(refuse)
+}
+
 /// Returns the keys, one per line, for the end of a help text.
 pub(super) fn keys() -> String {
     let known = StoreOptions::KEYS.iter().map(|key| (key.name, key.summary));

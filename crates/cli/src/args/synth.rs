@@ -4,14 +4,18 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
+use super::store::{StoreArgs, without_cache};
+
 /// Write a realistic checkpoint of random numbers.
 ///
 /// Names, dtypes and shapes are those of real models. The same seed gives the same bytes,
 /// regardless of the number of shards. The files are flushed and dropped from the page cache, so
-/// their first load is cold.
+/// their first load is cold. A prefix of an object store gets the same tensors, in files as
+/// `tload.save` writes them, all or none.
 #[derive(Debug, clap::Args)]
+#[command(mut_args(without_cache))]
 pub(crate) struct SynthArgs {
-    /// Directory to write to, created if it does not exist
+    /// Directory to write to, created if it does not exist, or prefix of an object store
     #[arg(value_name = "DIR")]
     pub(crate) directory: PathBuf,
     #[command(flatten)]
@@ -19,6 +23,8 @@ pub(crate) struct SynthArgs {
     /// Write even if the directory is not empty, and replace the checkpoint in it
     #[arg(long)]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 /// Shape of a synthetic checkpoint; shared with `tload bench`.

@@ -1,11 +1,11 @@
-//! `tload cp`: copies a checkpoint into a directory, shows progress and prints a summary.
+//! `tload cp`: copies a checkpoint into a directory or a store, shows progress and prints a summary.
 
 use std::cell::Cell;
 use std::io::{self, Write};
 use std::time::Duration;
 
 use tload::Result;
-use tload::copy::{CopyAction, CopyControl, CopyJob, CopyPlan, CopyReport};
+use tload::copy::{CopyAction, CopyControl, CopyJob, CopyPlan, CopyReport, UploadJob};
 use tload::internal::{format_bytes, format_rate, printable};
 
 use crate::args::CopyArgs;
@@ -20,11 +20,23 @@ use tload_quantity::{format_count, format_seconds, rate};
 
 pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let source = options::location(&args.source)?;
-    let copy = CopyJob::new(&source, &args.target)
-        .options(options::copy(args))
-        .store(options::store(&args.store, Some(&source))?);
-    let control = copy.control();
-    let report = watch(copy, &control, args.time.timeout, interrupt)?;
+    let store = options::store(&args.store, Some(&source))?;
+    let timeout = args.time.timeout;
+    let report = match options::upload_target(&args.target)? {
+        Some(target) => {
+            let copy = UploadJob::new(source.clone(), target.clone()).options(options::copy(args));
+            let target_store = options::target_store(args, &source, &target)?;
+            let copy = copy.store(store).target_store(target_store);
+            let control = copy.control();
+            watch(move || copy.run(), &control, timeout, interrupt)?
+        }
+        None => {
+            let copy = CopyJob::new(&source, &args.target).options(options::copy(args));
+            let copy = copy.store(store);
+            let control = copy.control();
+            watch(move || copy.run(), &control, timeout, interrupt)?
+        }
+    };
     note_unusable(&report, args.skip_unusable);
     if args.json {
         return interrupt.answer().give(out, &report);
@@ -53,7 +65,7 @@ fn note_unusable(report: &CopyReport, is_accepted: bool) {
 /// Runs the copy until it ends, a signal arrives or the timeout expires, even if the storage does
 /// not answer.
 fn watch(
-    copy: CopyJob,
+    copy: impl FnOnce() -> Result<CopyReport> + Send + 'static,
     control: &CopyControl,
     timeout: Option<Duration>,
     interrupt: &Interrupt,
@@ -75,7 +87,7 @@ fn watch(
             control.timed_out(timeout)
         },
     };
-    let outcome = watch.run(move || copy.run());
+    let outcome = watch.run(copy);
     let kept = control.progress().bytes_kept;
     // The error for an expired timeout tells it.
     if outcome.is_err() && kept > 0 && !is_late.get() {
@@ -108,12 +120,17 @@ fn write_plan(out: &mut dyn Write, report: &CopyReport, plan: &CopyPlan) -> io::
         ]
     });
     write!(out, "{}", render(&header, rows))?;
+    let space = if plan.free_bytes.is_some() {
+        "disk space"
+    } else {
+        "space"
+    };
     let free = plan.free_bytes.map_or_else(String::new, |free| {
         format!(" ({} are free)", format_bytes(free))
     });
     writeln!(
         out,
-        "{}: {} would be copied, {} read, {} skipped; needs {} of disk space{free}",
+        "{}: {} would be copied, {} read, {} skipped; needs {} of {space}{free}",
         printable(&report.target),
         format_count(report.copied_files, "file"),
         format_bytes(report.copied_bytes),

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use tload::Result;
-use tload::internal::{format_bytes, format_rate};
+use tload::internal::{format_bytes, format_rate, printable};
 use tload_synth::{Model, Synth, check_room};
 
 use super::local_path::require_local;
@@ -18,11 +18,17 @@ use crate::synth_host::SynthHost;
 use tload_quantity::{format_count, format_duration, rate};
 
 pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
-    require_local(&args.directory)?;
+    let target = options::upload_target(&args.directory)?;
+    let store = options::store(&args.store, target.as_ref())?;
+    if target.is_none() {
+        require_local(&args.directory)?;
+    }
     let preset = options::preset(args.model.preset);
     let size = args.model.size.unwrap_or(preset.default_bytes());
     // First, because for an absurd size even the list of tensors would not fit in memory.
-    check_room(&args.directory, size)?;
+    if target.is_none() {
+        check_room(&args.directory, size)?;
+    }
     let model = Model::new(preset, size)?;
     let synth = Synth::new(&model, args.model.shards, args.model.seed)?;
     let started = Instant::now();
@@ -31,7 +37,16 @@ pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) 
         interrupt,
         progress: &progress,
     };
-    synth.write(&args.directory, args.force, &host)?;
+    let (place, shards) = match target {
+        Some(target) => {
+            let shards = synth.write_to(&target, &store, args.force, &host)?;
+            (target.to_string(), shards)
+        }
+        None => {
+            synth.write(&args.directory, args.force, &host)?;
+            (args.directory.display().to_string(), synth.shard_count())
+        }
+    };
     drop(progress);
     let elapsed = started.elapsed();
     if !verbosity::shows_notes() {
@@ -40,11 +55,11 @@ pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) 
     writeln!(
         out,
         "{}: {}, {} ({} bytes), {} in {} ({})",
-        args.directory.display(),
+        printable(&place),
         format_count(model.tensor_count(), "tensor"),
         format_bytes(model.bytes()),
         model.bytes(),
-        format_count(synth.shard_count(), "shard"),
+        format_count(shards, "shard"),
         format_duration(elapsed),
         format_rate(rate(model.bytes(), elapsed.as_secs_f64())),
     )

@@ -4,7 +4,12 @@
 #[expect(dead_code, reason = "other crates use the rest")]
 mod recorded;
 
-use crate::run;
+use std::net::TcpListener;
+
+use serde_json::Value;
+use tload_testbed::{Versitygw, require};
+
+use crate::{run, stderr, succeed};
 
 #[test]
 fn converts_and_says_why_it_does_not() {
@@ -110,4 +115,68 @@ fn several_conversions_to_one_folder_leave_one_whole_file() {
     assert_eq!(std::fs::read_dir(&target).unwrap().count(), 1);
     let loaded = run(["load", target.to_str().unwrap(), "--quiet"]);
     assert_eq!(loaded.status.code(), Some(0));
+}
+
+#[test]
+fn result_is_replaced_only_by_force() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (source, target) = (at("v4.tensors"), at("out"));
+    std::fs::write(&source, recorded::written("v4")).unwrap();
+    let answer: Value =
+        serde_json::from_str(&succeed(["convert", &source, &target, "--json"])).unwrap();
+    assert_eq!(answer["tensors"], 6, "{answer}");
+    let again = run(["convert", &source, &target]);
+    assert_eq!(again.status.code(), Some(2), "{}", stderr(&again));
+    succeed(["convert", &source, &target, "--force"]);
+    // One file is opened wherever it is, so nothing needs this.
+    let refused = run(["convert", &source, &target, "--force", "--follow-symlinks"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+}
+
+#[test]
+fn timeout_ends_a_conversion() {
+    // Connections are accepted by the system, and nothing answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let source = format!("http://{}/a.tensors", silent.local_addr().unwrap());
+    let target = folder.path().join("out");
+    let output = run([
+        "convert",
+        &source,
+        target.to_str().unwrap(),
+        "--timeout",
+        "300ms",
+    ]);
+    assert_eq!(output.status.code(), Some(8), "{}", stderr(&output));
+    assert!(!target.join("model.safetensors").exists());
+}
+
+#[test]
+fn objects_are_converted_from_the_cache() {
+    let Some(server) = require(Versitygw::start()) else {
+        return;
+    };
+    server
+        .put("weights", "v4.tensors", &recorded::written("v4"))
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let convert = |target: &str, check: &str| {
+        let mut words = ["convert", "s3://weights/v4.tensors", &at(target)].map(str::to_owned);
+        let mut words: Vec<String> = words.iter_mut().map(std::mem::take).collect();
+        for option in crate::written::options(&server) {
+            words.extend(["--store".to_owned(), option]);
+        }
+        words.extend(["--cache-dir", &at("cache"), "--cache-check", check].map(str::to_owned));
+        run(words)
+    };
+    let first = convert("empty", "offline");
+    assert!(!first.status.success(), "nothing is in the cache yet");
+    for (target, check) in [("one", "always"), ("two", "offline")] {
+        let output = convert(target, check);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let read = |name: &str| std::fs::read(folder.path().join(name).join("model.safetensors"));
+    assert_eq!(read("one").unwrap(), read("two").unwrap());
 }

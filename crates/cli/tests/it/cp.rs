@@ -171,7 +171,7 @@ fn patterns_and_single_files() {
         2,
         &["is not a directory"],
     );
-    refused(&[model, "s3://bucket/x"], 7, &["local directories only"]);
+    refused(&[model, "https://host/x"], 7, &["the store's own tool"]);
     refused(&[model, single, "--extent", "1"], 2, &["--extent is 1"]);
 }
 

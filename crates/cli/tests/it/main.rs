@@ -40,6 +40,7 @@ mod traces;
 mod unclean;
 mod verified;
 mod verify;
+mod written;
 
 use std::ffi::OsStr;
 use std::process::{Command, Output, Stdio};

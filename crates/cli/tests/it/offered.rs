@@ -35,7 +35,7 @@ use How::{Fails, Json, Load, Opens, Says, Test, Writes};
 const EVERYWHERE: [&str; 5] = ["help", "quiet", "verbose", "no-progress", "color"];
 
 /// Words of a plain invocation of each command in a folder with the checkpoint `model`.
-const COMMANDS: [(&str, &str); 16] = [
+const COMMANDS: [(&str, &str); 18] = [
     ("ls", "ls model"),
     ("load", "load model"),
     ("synth", "synth made --size 1MiB"),
@@ -50,6 +50,8 @@ const COMMANDS: [(&str, &str); 16] = [
     ("serve", "serve http://127.0.0.1:1 --listen nowhere"),
     ("exec", "exec --prefetch model -- true"),
     ("doctor", "doctor model"),
+    ("rm", "rm model --incomplete"),
+    ("convert", "convert model.tensors converted"),
     ("completions", "completions bash"),
     ("man", "man pages"),
 ];
@@ -76,6 +78,12 @@ const WARM: &[&str] = &["cache warm"];
 const ROWS: &[Row] = &[
     // Stores.
     ("store", STORES, Fails("nothing=1", "store option \"nothing\" is unknown")),
+    ("store", &["rm", "convert", "synth"], Fails("nothing=1", "store option \"nothing\" is unknown")),
+    ("target-store", &["cp"], Test("written.rs", "store_is_written_read_and_copied")),
+    ("cache-dir", &["convert"], Test("convert.rs", "objects_are_converted_from_the_cache")),
+    ("cache-limit", &["convert"], Fails("much", "cache_limit")),
+    ("cache-check", &["convert"], Fails("seldom", "cache_check")),
+    ("hf-cache", &["convert"], Fails("=seldom", "hf_cache")),
     ("store", &["exec"], Test("exec.rs", "load_finds_the_cache_filled")),
     ("cache-dir", &["ls", "load", "bench", "exec"], Test("exec.rs", "load_finds_the_cache_filled")),
     ("cache-dir", &["serve"], Test("serve/loads.rs", "objects_are_passed_on_and_served_from_the_cache")),
@@ -176,6 +184,13 @@ const ROWS: &[Row] = &[
     ("dry-run", &["cache rm", "cache prune"], Says(&[], "would remove")),
     ("max-size", &["cache prune"], Test("cache.rs", "removed_objects_and_what_is_known_of_them_are_gone")),
     ("unused-for", &["cache prune"], Test("cache.rs", "removed_objects_and_what_is_known_of_them_are_gone")),
+    // `rm`, `convert`.
+    ("incomplete", &["rm"], Test("written.rs", "leftovers_are_removed_by_request_only")),
+    ("key-file", &["convert"], Test("convert.rs", "converts_and_says_why_it_does_not")),
+    ("passphrase-file", &["convert"], Test("convert.rs", "converts_and_says_why_it_does_not")),
+    ("force", &["convert"], Test("convert.rs", "result_is_replaced_only_by_force")),
+    ("json", &["convert"], Test("convert.rs", "result_is_replaced_only_by_force")),
+    ("timeout", &["convert"], Test("convert.rs", "timeout_ends_a_conversion")),
     // `serve`, `exec`.
     ("cache", &["serve"], Test("serve/loads.rs", "cache_alone_refuses_ranges_that_it_does_not_have")),
     ("listen", &["serve"], Test("serve.rs", "errors_say_what_to_do")),

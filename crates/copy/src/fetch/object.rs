@@ -23,7 +23,12 @@ impl Sources {
         &self.store
     }
 
-    pub(crate) fn remote(&self) -> Result<&Arc<Remote>> {
+    /// Returns the client of stores.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started.
+    pub fn remote(&self) -> Result<&Arc<Remote>> {
         if self.remote.get().is_none() {
             // If another thread has set its `Remote` first, this one ends unused.
             drop(

@@ -14,19 +14,25 @@ use crate::options::{Location, Protocol, StoreOptions};
 use crate::step;
 
 /// Store with a prefix.
-pub(crate) struct Client {
+#[derive(Debug)]
+pub struct Client {
     remote: Arc<Remote>,
     store: Arc<Store>,
-    prefix: Path,
+    /// Path of the prefix.
+    pub prefix: Path,
     location: Location,
     retries: Retries,
 }
 
 /// State of an object: what a conditional request needs, and when it was written.
-pub(crate) struct State {
-    pub(crate) version: UpdateVersion,
-    pub(crate) modified: i64,
-    pub(crate) len: u64,
+#[derive(Debug)]
+pub struct State {
+    /// Condition of a request that replaces this state.
+    pub version: UpdateVersion,
+    /// Time of the last change, seconds since 1970.
+    pub modified: i64,
+    /// Length, bytes.
+    pub len: u64,
 }
 
 impl Client {
@@ -35,7 +41,7 @@ impl Client {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] for a location that cannot be written to; errors of the options.
-    pub(crate) fn open(location: &Location, options: &StoreOptions) -> Result<Arc<Self>> {
+    pub fn open(location: &Location, options: &StoreOptions) -> Result<Arc<Self>> {
         let is_store = matches!(
             location.protocol(),
             Some(Protocol::S3 | Protocol::Gcs | Protocol::Azure)
@@ -61,13 +67,25 @@ impl Client {
         }))
     }
 
-    pub(crate) fn location(&self) -> &Location {
+    /// Returns the location of the prefix.
+    pub fn location(&self) -> &Location {
         &self.location
     }
 
     /// Returns the path of the object with this name below the prefix.
-    pub(crate) fn path(&self, name: &str) -> Path {
+    pub fn path(&self, name: &str) -> Path {
         self.prefix.clone().join(name)
+    }
+
+    /// Returns the path of the object with this name, which may have slashes, as readers find it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for a name that no object can have.
+    pub fn path_below(&self, name: &str) -> Result<Path> {
+        let location = self.location.join(name);
+        let url = location.remote().expect("that of a store");
+        Ok(self.remote.store(url)?.1)
     }
 
     /// Runs `task` on the threads of requests.
@@ -84,36 +102,49 @@ impl Client {
         self.read(|| self.store.send(operation, &request)).await
     }
 
-    /// Writes a small object on a condition. Returns `false` if another one is there.
+    /// Writes a small object on a condition. Returns its state, or `None` if another one is there.
     ///
     /// S3 refuses a condition (409) also while an earlier attempt is under way, and for no reason:
     /// the answer is no once the object has changed, and until then the request is sent again. An
     /// error leaves open whether the object is written later.
-    pub(crate) async fn put(&self, path: &Path, text: &Bytes, mode: PutMode) -> Result<bool> {
+    ///
+    /// # Errors
+    ///
+    /// Those of the store.
+    pub async fn put(
+        &self,
+        path: &Path,
+        text: &Bytes,
+        mode: PutMode,
+    ) -> Result<Option<UpdateVersion>> {
         let ask = async |store: Arc<dyn Writable>| {
             let options = PutOptions::from(mode.clone());
             let put = store.put_opts(path, PutPayload::from(text.clone()), options);
             match put.await {
-                Ok(_) => Ok(true),
-                Err(Refused::AlreadyExists { .. } | Refused::Precondition { .. }) => Ok(false),
+                Ok(put) => Ok(Some(UpdateVersion {
+                    e_tag: put.e_tag,
+                    version: put.version,
+                })),
+                Err(Refused::AlreadyExists { .. } | Refused::Precondition { .. }) => Ok(None),
                 Err(error) => Err(error),
             }
         };
         let once = async || {
-            if self.store.send("PUT", ask).await? {
-                return Ok(true);
+            if let Some(version) = self.store.send("PUT", ask).await? {
+                return Ok(Some(version));
             }
             // In this order: an attempt may succeed between the two.
             let now = self.state(path).await.map_err(Fault::new)?;
             let found = self.text(path).await.map_err(Fault::new)?;
             // An answer may have been lost: then what is there is this text.
             let is_there = found.as_ref() == Some(text);
-            let has_changed = now.is_some_and(|now| match &mode {
-                PutMode::Update(old) => now.version.e_tag != old.e_tag,
-                PutMode::Create | PutMode::Overwrite => true,
-            });
+            let has_changed = match (&mode, &now) {
+                (PutMode::Update(old), Some(now)) => now.version.e_tag != old.e_tag,
+                (PutMode::Update(_), None) => true,
+                (PutMode::Create | PutMode::Overwrite, now) => now.is_some(),
+            };
             if is_there || has_changed {
-                return Ok(is_there);
+                return Ok(now.filter(|_| is_there).map(|now| now.version));
             }
             let message = "the store refuses to write the object, which has not changed";
             Err(Fault {
@@ -123,15 +154,15 @@ impl Client {
         };
         let put = self.read(once).await;
         step::reach();
-        let is_there = |found: Option<Bytes>| found.as_ref() == Some(text);
-        if put.is_err() && self.text(path).await.is_ok_and(is_there) {
-            return Ok(true);
+        let Err(error) = put else { return put };
+        match (self.state(path).await, self.text(path).await) {
+            (Ok(Some(now)), Ok(found)) if found.as_ref() == Some(text) => Ok(Some(now.version)),
+            _ => Err(error),
         }
-        put
     }
 
     /// Waits for the result of a task.
-    pub(crate) fn wait<T: Send + 'static, F>(
+    pub fn wait<T: Send + 'static, F>(
         self: &Arc<Self>,
         task: impl FnOnce(Arc<Self>) -> F,
     ) -> Result<T>
@@ -143,7 +174,7 @@ impl Client {
     }
 
     /// Returns the state of an object; `None` if there is none.
-    pub(crate) async fn state(&self, path: &Path) -> Result<Option<State>> {
+    pub async fn state(&self, path: &Path) -> Result<Option<State>> {
         let head = |(meta, _): (ObjectMeta, _)| State {
             modified: meta.last_modified.timestamp(),
             len: meta.size,
@@ -157,7 +188,7 @@ impl Client {
     }
 
     /// Returns the bytes of a small object; `None` if there is none.
-    pub(crate) async fn text(&self, path: &Path) -> Result<Option<Bytes>> {
+    pub async fn text(&self, path: &Path) -> Result<Option<Bytes>> {
         let found = self.read(|| async {
             let (found, captured) = self.store.get(path, GetOptions::default()).await?;
             let bytes = found.bytes().await;
@@ -167,8 +198,21 @@ impl Client {
     }
 
     /// Lists what is directly below the prefix.
-    pub(crate) async fn list(&self) -> Result<Level> {
-        let prefix = Some(&self.prefix).filter(|prefix| !prefix.as_ref().is_empty());
+    ///
+    /// # Errors
+    ///
+    /// Those of the store.
+    pub async fn list(&self) -> Result<Level> {
+        self.level(&self.prefix).await
+    }
+
+    /// Lists what is directly below any prefix.
+    ///
+    /// # Errors
+    ///
+    /// Those of the store.
+    pub async fn level(&self, prefix: &Path) -> Result<Level> {
+        let prefix = Some(prefix).filter(|prefix| !prefix.as_ref().is_empty());
         self.read(|| self.store.list(prefix)).await
     }
 
@@ -181,7 +225,11 @@ impl Client {
 
     /// Removes objects that may be there, the last first, and returns the first failure. After it,
     /// each has one attempt.
-    pub(crate) fn delete(self: &Arc<Self>, paths: Vec<Path>) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// Those of the store.
+    pub fn delete(self: &Arc<Self>, paths: Vec<Path>) -> Result<()> {
         self.wait(|client| async move {
             let (mut outcome, mut retries) = (Ok(()), client.retries);
             for path in paths.iter().rev() {

@@ -1,11 +1,13 @@
 //! Objects of a store: shards under names of their own, and an index that is switched by one
 //! conditional request.
 //!
-//! `client` sends requests, `upload` is one object in parts, and `leftovers` finds what no index
-//! names.
+//! `client` sends requests, `requests` are those that write one object, `upload` is one object in
+//! parts, `claim` keeps others off plain names, and `leftovers` finds what no index names.
 
-pub(crate) mod client;
+mod claim;
+mod client;
 pub(crate) mod leftovers;
+mod requests;
 mod upload;
 
 use std::sync::Arc;
@@ -16,9 +18,12 @@ use object_store::path::Path;
 use tload_storage::object::Level;
 use tload_verify::MANIFEST_NAME;
 
-use self::client::{Client, State};
+pub use self::claim::CLAIM;
+pub use self::client::{Client, State};
+pub use self::leftovers::{FRAGMENTS_NAME, shards};
+pub use self::requests::piece_bytes;
 use self::upload::Upload;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::format::{INDEX_NAME, SUFFIX};
 use crate::options::Location;
 use crate::plan::Naming;
@@ -26,9 +31,6 @@ use crate::step;
 use crate::target::{Output, Target};
 use crate::write_id::WriteId;
 use crate::write_options::WriteOptions;
-
-/// Object that a writer of plain names puts first: no other may write the same names meanwhile.
-const CLAIM: &str = ".tload-write";
 
 /// Prefix that is being written.
 pub(crate) struct ObjectTarget {
@@ -51,7 +53,21 @@ impl ObjectTarget {
             let error = Error::invalid_request(message).with_location(location);
             Err(error.with_hint(hint))
         };
-        if location.has_extension(&SUFFIX[1..]) {
+        let is_object = location.has_extension(&SUFFIX[1..]);
+        if is_object && options.is_fragment {
+            return Ok(Self {
+                client: Client::open(&location.parent(), &options.store)?,
+                naming: Naming {
+                    id: WriteId::draw(),
+                    only: Some(location.file_name().to_owned()),
+                    is_plain: true,
+                    indexes_one: false,
+                },
+                old: None,
+                written: Vec::new(),
+            });
+        }
+        if is_object {
             let message = "a single object cannot be replaced all or nothing".to_owned();
             return refused(message, "name the prefix of a checkpoint");
         }
@@ -110,15 +126,14 @@ impl ObjectTarget {
         let text = self.naming.id.to_string();
         let path = self.client.path(CLAIM);
         if !self.put(CLAIM, text.as_bytes(), PutMode::Create)? {
-            return Err(self.conflict(CLAIM));
+            return Err(self.client.conflict(CLAIM));
         }
         self.written.push(path);
         // Another writer may have had the claim since the prefix was found empty.
-        let level = self
-            .client
-            .wait(|client| async move { client.list().await })?;
+        let list = |client: Arc<Client>| async move { client.list().await };
+        let level = self.client.wait(list)?;
         match plain(&level).next() {
-            Some(_) => Err(self.conflict(INDEX_NAME)),
+            Some(_) => Err(self.client.conflict(INDEX_NAME)),
             None => Ok(()),
         }
     }
@@ -126,33 +141,8 @@ impl ObjectTarget {
     /// Writes a small object on a condition. Returns `false` if another one is there.
     fn put(&self, name: &str, text: &[u8], mode: PutMode) -> Result<bool> {
         let (path, text) = (self.client.path(name), Bytes::copy_from_slice(text));
-        self.client
-            .wait(|client| async move { client.put(&path, &text, mode).await })
-    }
-
-    /// Returns the error for a prefix whose index or claim another writer has written.
-    fn conflict(&self, name: &str) -> Error {
-        let path = self.client.path(name);
-        let found = self.client.wait(|client| async move {
-            Ok(client.text(&path).await?.zip(client.state(&path).await?))
-        });
-        let message = match found.ok().flatten() {
-            Some((text, state)) => {
-                let id = leftovers::named(&text);
-                let by = id.map_or("another program".to_owned(), |id| format!("write {id}"));
-                let minutes = (leftovers::now() - state.modified) / 60;
-                format!("{by} was faster: it has written {name}, {minutes} minutes ago")
-            }
-            None => "another program was faster: it has written what is there now".to_owned(),
-        };
-        let hint = if name == CLAIM {
-            "that is its claim, until it ends; if it was killed, remove its shards, and wait: tload rm --incomplete removes the claim when it is a day old"
-        } else {
-            "see that no two programs write to the same place, and write again"
-        };
-        Error::new(ErrorKind::Changed, message)
-            .with_location(self.client.location())
-            .with_hint(hint)
+        let put = |client: Arc<Client>| async move { client.put(&path, &text, mode).await };
+        Ok(self.client.wait(put)?.is_some())
     }
 }
 
@@ -180,7 +170,7 @@ impl Target for ObjectTarget {
 
     fn write_small(&mut self, name: &str, text: &[u8]) -> Result<()> {
         if !self.put(name, text, PutMode::Create)? {
-            return Err(self.conflict(INDEX_NAME));
+            return Err(self.client.conflict(INDEX_NAME));
         }
         self.written.push(self.client.path(name));
         Ok(())
@@ -201,7 +191,7 @@ impl Target for ObjectTarget {
             step::reach();
             self.written = written;
             if !is_there {
-                return Err(self.conflict(INDEX_NAME));
+                return Err(self.client.conflict(INDEX_NAME));
             }
         }
         // All but the claim stays.

@@ -8,11 +8,10 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use object_store::PutPayload;
 use object_store::multipart::PartId;
 use object_store::path::Path;
-use tload_storage::object::Writable;
 
 use super::client::Client;
+use super::requests::{PIECES_MAX, piece_bytes};
 use crate::error::{Error, ErrorKind, Result};
-use crate::step;
 use crate::target::{BUFFER_BYTES, Buffer, Output};
 
 /// Parts in flight: as many as loads have requests in flight by default.
@@ -21,9 +20,6 @@ const IN_FLIGHT: usize = 8;
 /// Buffers of an upload: those in flight, one that is being filled, and one for the first bytes of
 /// the file.
 const BUFFERS: usize = IN_FLIGHT + 2;
-
-/// Most parts of an upload to S3 and Google Cloud Storage. Azure allows 50,000.
-const PIECES_MAX: u64 = 10_000;
 
 /// Most that an upload waits for its parts before it is aborted: those in flight take as long on
 /// a slow connection.
@@ -70,24 +66,15 @@ impl Drop for Lent {
 impl Upload {
     /// Begins an upload of `len` bytes, if they are known.
     pub(super) fn begin(client: &Arc<Client>, path: Path, len: Option<u64>) -> Result<Self> {
-        step::reach();
-        let (target, wanted) = (path.clone(), client.location().clone());
-        let id = client.wait(|client| async move {
-            let ask = |store: Arc<dyn Writable>| {
-                let path = target.clone();
-                async move { store.create_multipart(&path).await }
-            };
-            client.send("CreateMultipartUpload", ask).await
-        });
-        let id = id.map_err(|error| error.or_location(&wanted))?;
-        step::reach();
+        let target = path.clone();
+        let id = client.wait(|client| async move { client.begin(&target).await })?;
         let (freed, free) = unbounded();
         let (ended, done) = unbounded();
         Ok(Self {
             client: Arc::clone(client),
             path,
             id: Some(id),
-            piece_bytes: piece_bytes(len),
+            piece_bytes: piece_bytes(len.unwrap_or(0)),
             unallocated: BUFFERS,
             free,
             freed,
@@ -103,13 +90,6 @@ impl Upload {
         self.parts.push(result?);
         Ok(())
     }
-}
-
-/// Returns the length of the parts of an object: a multiple of a buffer's, so that there are few
-/// enough of them.
-fn piece_bytes(len: Option<u64>) -> usize {
-    let buffers = len.unwrap_or(0).div_ceil(PIECES_MAX * BUFFER_BYTES as u64);
-    BUFFER_BYTES * usize::try_from(buffers.max(1)).expect("no file has as many bytes")
 }
 
 impl Output for Upload {
@@ -146,14 +126,7 @@ impl Output for Upload {
         let (path, id) = (self.path.clone(), self.id.clone().unwrap_or_default());
         self.sent += 1;
         self.client.spawn(async move {
-            let ask = |store: Arc<dyn Writable>| {
-                let (path, id, payload) = (path.clone(), id.clone(), payload.clone());
-                async move { store.put_part(&path, &id, index, payload).await }
-            };
-            step::reach();
-            let sent = client.send("UploadPart", ask).await;
-            step::reach();
-            drop(payload);
+            let sent = client.send_part(&path, &id, index, payload).await;
             let sent = sent.map(|part| (index, part));
             // The upload may have been dropped.
             let _ = ended.send(sent.map_err(|error| error.with_range(offset..offset + len as u64)));
@@ -169,31 +142,8 @@ impl Output for Upload {
         self.parts.sort_by_key(|(index, _)| *index);
         let parts: Vec<_> = self.parts.drain(..).map(|(_, part)| part).collect();
         let (path, id) = (self.path.clone(), self.id.clone().unwrap_or_default());
-        self.client.wait(|client| async move {
-            let ask = |store: Arc<dyn Writable>| {
-                let (path, id, parts) = (path.clone(), id.clone(), parts.clone());
-                async move { store.complete_multipart(&path, &id, parts).await }
-            };
-            step::reach();
-            let completed = client.send("CompleteMultipartUpload", ask).await;
-            step::reach();
-            // An answer may have been lost: the upload is complete, and unknown, at the next
-            // attempt. No other writer writes to a name with this write's identifier.
-            let stored = match client.state(&path).await {
-                Ok(state) => state.map(|it| it.len),
-                Err(error) => return Err(completed.err().unwrap_or(error)),
-            };
-            match completed {
-                _ if stored == Some(len) => Ok(()),
-                Err(error) => Err(error),
-                Ok(_) => {
-                    let found = stored.map_or("none".to_owned(), |bytes| bytes.to_string());
-                    let message = format!("the store has {found} of the {len} bytes of an object");
-                    let hint = "write again; see whether anything else writes to this prefix";
-                    Err(Error::new(ErrorKind::Remote, message).with_hint(hint))
-                }
-            }
-        })?;
+        self.client
+            .wait(|client| async move { client.complete(&path, &id, parts, len).await })?;
         self.id = None;
         Ok(())
     }
@@ -210,13 +160,9 @@ impl Drop for Upload {
         let until = Instant::now() + DRAIN_MAX;
         while self.done.recv_deadline(until).is_ok() {}
         let path = self.path.clone();
-        let aborted = self.client.wait(|client| async move {
-            let ask = |store: Arc<dyn Writable>| {
-                let (path, id) = (path.clone(), id.clone());
-                async move { store.abort_multipart(&path, &id).await }
-            };
-            client.send("AbortMultipartUpload", ask).await
-        });
+        let aborted = self
+            .client
+            .wait(|client| async move { client.abort(&path, &id).await });
         if let Err(error) = aborted {
             tracing::warn!(%error, "cannot abort an upload; a rule of the bucket should do it");
         }
