@@ -85,7 +85,8 @@ impl WriteOptions {
         self
     }
 
-    /// Sets whether a manifest with the digests of all files is written. Default: none.
+    /// Sets whether a manifest with the digests of all files is written. Not where a checkpoint in
+    /// a store is replaced. Default: none.
     #[must_use]
     pub fn manifest(mut self, manifest: bool) -> Self {
         self.manifest = manifest;

@@ -101,7 +101,7 @@ def save(
             directory is kept, under another name, until `tload.remove_incomplete`. Default:
             `False`: an existing file, or a directory with files, is an error.
         manifest: Write a manifest for `tload verify` too; takes the time of three digests. Not for
-            iterators. Default: `False`.
+            iterators, nor to replace a checkpoint in a store. Default: `False`.
         plain_names: Name shards as `huggingface_hub` does, `model-00001-of-00002.safetensors`, not
             with the identifier of the write. Only for a new directory. Default: `False`.
         store: Options of the object store: see `tload.open`.
@@ -181,7 +181,8 @@ def remove_incomplete(
         **keywords: Keys of `store`: see `tload.open`.
 
     Returns:
-        What was found: tuples `(location, removed)`. Files of a writer that runs are not removed.
+        What was found: tuples `(location, removed)`. Files of a writer that runs are not removed:
+        in stores and on network file systems, one that has not written for a day does not run.
 
     Raises:
         PermissionDeniedError, RemoteError, IoError: They cannot be removed.

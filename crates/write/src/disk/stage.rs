@@ -216,3 +216,28 @@ pub(crate) fn resolved(path: &Path) -> Result<PathBuf> {
     }
     Ok(fs::canonicalize(parent).map_err(failed)?.join(name))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn stages_are_old_once_nothing_was_written_for_a_day() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("model.safetensors");
+        fs::write(&file, "").expect("is written");
+        assert!(!is_old(folder.path()));
+        let hour = Duration::from_secs(60 * 60);
+        for (of_file, of_folder, wanted) in [(25, 0, false), (23, 25, false), (25, 25, true)] {
+            for (path, hours) in [(&*file, of_file), (folder.path(), of_folder)] {
+                let then = SystemTime::now() - hour * hours;
+                let opened = File::options().read(true).open(path);
+                let opened = opened.expect("is opened");
+                opened.set_modified(then).expect("is set");
+            }
+            assert_eq!(is_old(folder.path()), wanted, "{of_file} {of_folder}");
+        }
+    }
+}
