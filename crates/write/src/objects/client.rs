@@ -138,12 +138,12 @@ impl Client {
             let found = self.text(path).await.map_err(Fault::new)?;
             // An answer may have been lost: then what is there is this text.
             let is_there = found.as_ref() == Some(text);
-            let has_changed = match (&mode, &now) {
-                (PutMode::Update(old), Some(now)) => now.version.e_tag != old.e_tag,
-                (PutMode::Update(_), None) => true,
-                (PutMode::Create | PutMode::Overwrite, now) => now.is_some(),
+            let has_changed = match &mode {
+                PutMode::Update(old) => now.is_none_or(|now| now.version.e_tag != old.e_tag),
+                PutMode::Create | PutMode::Overwrite => now.is_some(),
             };
             if is_there || has_changed {
+                let now = self.state(path).await.map_err(Fault::new)?;
                 return Ok(now.filter(|_| is_there).map(|now| now.version));
             }
             let message = "the store refuses to write the object, which has not changed";
