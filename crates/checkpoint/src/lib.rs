@@ -25,7 +25,6 @@ mod file_set;
 mod headers;
 mod index;
 mod names;
-mod no_weights;
 mod open_options;
 mod opening;
 mod shards;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use super::backend::{Backend, Found};
 use super::index::Placement;
-use super::no_weights::no_weights;
 use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::{
     Choice, INDEX_BYTES_MAX, INDEX_NAME, ModelFiles, Precedence, SINGLE_NAME, choose_files,
@@ -14,6 +13,7 @@ use crate::format::{
 };
 use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
+use tload_listing::no_weights;
 
 /// Files that tell that a directory is a model's: those of `transformers` and `diffusers`.
 const MODEL_NAMES: [&str; 2] = ["config.json", "model_index.json"];

@@ -1,9 +1,12 @@
 //! Error for a directory without safetensors files: it says which kind of directory it is, as far
-//! as the names in it tell. Pure.
+//! as the names in it tell. Pure: `tload-checkpoint` lists the directory.
+//!
+//! Programs depend on the crate `tload`. The crates are released together, and anything here may
+//! change in any release.
 
-use crate::error::{Error, ErrorKind, counted};
-use crate::format::SUFFIX;
-use crate::options::Location;
+use tload_base::error::{Error, ErrorKind, counted};
+use tload_base::options::Location;
+use tload_format::SUFFIX;
 
 /// Most subdirectories that a hint names.
 const SHOWN: usize = 8;
@@ -30,7 +33,8 @@ const OTHER_WEIGHTS: [(&str, &str); 10] = [
 
 /// Returns the error for the directory `location` with the files `names` and the subdirectories
 /// `below`, of which those in `holding` are known to have safetensors files.
-pub(super) fn no_weights(
+#[must_use]
+pub fn no_weights(
     location: &Location,
     names: &[String],
     below: &[String],
