@@ -161,6 +161,7 @@ def verify(
     options: Options,
     store: Sequence[tuple[str, str]],
     follow_symlinks: bool,
+    key: tuple[str, str] | None,
     progress: Callable[[int, int], object] | None,
 ) -> tuple[str, str, Error | None]: ...
 def read_signature(
@@ -245,6 +246,7 @@ class Checkpoint:
         *,
         store: Sequence[tuple[str, str]],
         follow_symlinks: bool,
+        key: tuple[str, str] | None = None,
         single_file_first: bool = False,
         group: Group | None = None,
         join_timeout: float | None = None,
@@ -254,6 +256,7 @@ class Checkpoint:
         locations: Sequence[str | PathLike[str]],
         *,
         store: Sequence[tuple[str, str]],
+        key: tuple[str, str] | None = None,
         group: Group | None = None,
         join_timeout: float | None = None,
     ) -> Checkpoint: ...
@@ -261,6 +264,8 @@ class Checkpoint:
     def location(self) -> str: ...
     @property
     def total_bytes(self) -> int: ...
+    @property
+    def is_sealed(self) -> bool: ...
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
     def shards(self) -> list[tuple[str, int, int, int, dict[str, str]]]: ...
     def metadata(self) -> dict[str, str]: ...

@@ -26,6 +26,7 @@ __all__ = [
     "Framework",
     "Index",
     "IntoKeywords",
+    "Key",
     "LoadKeywords",
     "Location",
     "Names",
@@ -48,6 +49,9 @@ Location: TypeAlias = str | os.PathLike[str]
 
 Source: TypeAlias = Location | Sequence[Location] | Checkpoint
 """A file, a directory or an index, as a path or URL; a list of files; or an open checkpoint."""
+
+Key: TypeAlias = str | bytes | os.PathLike[str] | Callable[[], str | bytes]
+"""Key of a sealed checkpoint: its text, a path of a file with it, or a function that returns it."""
 
 Index: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """Index of an array, as in the brackets after its name; steps must be positive."""

@@ -15,6 +15,7 @@ use super::together::{Opening, Passed, Together};
 use crate::error::{Error, Result};
 use crate::format::Precedence;
 use crate::options::{Location, StoreOptions};
+use crate::sealed::Seals;
 use crate::storage::{ConfinedDir, OpenedState, Remote, Source, is_in_snapshot, is_network};
 use crate::sync::detached::PendingOps;
 use crate::sync::lock::Mutex;
@@ -49,6 +50,7 @@ pub(super) struct Backend {
     /// Notes on what listings left out, also those of another rank that opened.
     notes: Mutex<Vec<String>>,
     pub(super) precedence: Precedence,
+    seals: Seals,
     /// Keeps the opening for other ranks, if this one opens for any.
     passed: Option<Passed>,
 }
@@ -58,6 +60,7 @@ impl Backend {
     pub(super) fn new(options: OpenOptions, whole: &Location) -> Self {
         Self {
             objects: Objects::new(&options),
+            seals: Seals::new(options.key),
             store: options.store,
             pending: PendingOps::of(whole),
             timeline: Timeline::default(),
@@ -135,11 +138,40 @@ impl Backend {
         first: usize,
     ) -> Result<OpenedSource> {
         self.pending.during(location, "reading its header", || {
-            if location.as_path().is_some() {
-                return files::open(location, root, first, self.store.count("retries"));
-            }
-            self.objects.open(location, first)
+            let open = |location: &_, first| self.open_stored(location, root, first);
+            self.seals.open(location, first, &open)
         })
+    }
+
+    /// Opens a file or object as it is stored.
+    fn open_stored(
+        &self,
+        location: &Location,
+        root: Option<&ConfinedDir>,
+        first: usize,
+    ) -> Result<OpenedSource> {
+        if location.as_path().is_some() {
+            return files::open(location, root, first, self.store.count("retries"));
+        }
+        self.objects.open(location, first)
+    }
+
+    /// Requires that a directory with these files can be opened with the key that was given, or
+    /// without one.
+    pub(super) fn require_unsealed(
+        &self,
+        folder: &Location,
+        names: &[String],
+        root: Option<&ConfinedDir>,
+    ) -> Result<()> {
+        let open = |location: &_, first| self.open_stored(location, root, first);
+        self.seals.require(folder, names, &open)
+    }
+
+    /// Explains the error of a header that begins with `first`, if the file may be sealed.
+    pub(super) fn explain(&self, error: Error, location: &Location, first: Option<u8>) -> Error {
+        let open = |location: &_, first| self.open_stored(location, None, first);
+        self.seals.explain(error, location, first, &open)
     }
 
     /// Looks up whether `location` is a file or a directory, and lists a directory.

@@ -99,7 +99,9 @@ fn open_shard(location: &Location, set: &ShardSet, backend: &Backend) -> Result<
     };
     let (source, first) = backend.open(location, set.root.as_ref(), first_bytes)?;
     source.require_versioned()?;
-    let mut read = read_text(&*source, first)?;
+    let byte = first.first().copied();
+    let mut read =
+        read_text(&*source, first).map_err(|error| backend.explain(error, location, byte))?;
     if let Some(note) = read.note {
         backend.add_note(location, note);
     }

@@ -27,6 +27,9 @@ mod index;
 mod names;
 mod open_options;
 mod opening;
+#[cfg(not(feature = "sealed"))]
+#[path = "no_sealed.rs"]
+mod sealed;
 mod shards;
 mod state;
 mod tensorizer;
@@ -36,10 +39,14 @@ mod together;
 pub(crate) use tload_base::{crc, error, options, sync};
 pub(crate) use {tload_format as format, tload_storage as storage};
 
+#[cfg(feature = "sealed")]
+pub use tload_sealed as sealed;
+
 pub use file_set::FileSet;
 pub use headers::read_header;
 pub use index::{IndexDigests, IndexFile};
 pub use open_options::OpenOptions;
+pub use sealed::Key;
 
 use names::Names;
 

@@ -7,6 +7,7 @@ use tload_ranks::Group;
 
 use crate::format::Precedence;
 use crate::options::{StoreOptions, with_setters};
+use crate::sealed::Key;
 use crate::storage::StoreClient;
 
 with_setters! {
@@ -40,6 +41,9 @@ pub struct OpenOptions {
     pub group: Option<Arc<dyn Group>>,
     /// Time that the ranks of the group have to begin the opening. Default: as for loads.
     pub join_timeout: Option<Duration>,
+    /// Key of a sealed checkpoint. With one, a checkpoint that is not sealed is an error. Default:
+    /// none.
+    pub key: Option<Key>,
     /// Which of two models in a directory is loaded. Default: the one that an index names.
     pub precedence: Precedence,
     /// Threads, connections and credentials that openings in object stores share. Default: those of

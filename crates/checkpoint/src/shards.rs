@@ -91,6 +91,7 @@ impl ShardSet {
         backend: &Backend,
     ) -> Result<Self> {
         let root = backend.root(location)?;
+        backend.require_unsealed(location, names, root.as_ref())?;
         let all = || names.iter().map(String::as_str);
         match choose_files(all(), backend.precedence) {
             Choice::Index(name) => {
@@ -107,16 +108,8 @@ impl ShardSet {
             .with_hint("pass the path of the index file to load")),
             Choice::Files(files) if files.chosen.is_empty() => {
                 let holding = holding_weights(location, names, below, backend);
-                let error = no_weights(location, names, below, &holding);
-                // The listing may have left out the weights.
-                let notes = backend.notes().join("; ");
-                Err(match error.hint() {
-                    Some(hint) if !notes.is_empty() => {
-                        let hint = format!("{notes}; {hint}");
-                        error.with_hint(hint)
-                    }
-                    _ => error,
-                })
+                let notes = backend.notes();
+                Err(no_weights(location, names, below, &holding, &notes))
             }
             Choice::Files(files) => {
                 require_whole_set(location, &files.chosen)?;

@@ -9,7 +9,7 @@ use tload::copy::CopyOptions;
 use tload::internal::Trial;
 use tload::verify::{ManifestTarget, VerifyOptions};
 use tload::{
-    Device, DeviceMap, Error, ErrorKind, LoadOptions, Location, OpenOptions, Protocol, Result,
+    Device, DeviceMap, Error, ErrorKind, Key, LoadOptions, Location, OpenOptions, Protocol, Result,
     Selection, StoreOptions,
 };
 use tload_config::Config;
@@ -18,8 +18,8 @@ use tload_serve::{ServeOptions, TlsFiles};
 use tload_synth::Preset;
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, OpenArgs, PresetArg, SelectArgs, ServeArgs,
-    SortArg, StoreArgs, VerifyArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, KeyArgs, ModeArg, OpenArgs, PresetArg, SelectArgs,
+    ServeArgs, SortArg, StoreArgs, VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::command::Order;
@@ -118,10 +118,35 @@ pub(crate) fn arguments(args: &OpenArgs) -> Arguments {
 }
 
 /// Returns the options for opening a checkpoint, with `store` for object stores.
-pub(crate) fn opening(store: StoreOptions, args: &OpenArgs) -> OpenOptions {
+///
+/// # Errors
+///
+/// Those of [`key`].
+pub(crate) fn opening(store: StoreOptions, args: &OpenArgs) -> Result<OpenOptions> {
     let mut options = OpenOptions::from(store);
     options.follow_symlinks = args.follow_symlinks;
-    options
+    options.key = key(&args.key)?;
+    Ok(options)
+}
+
+/// Returns the key of sealed checkpoints, if the user gave one.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for several.
+pub(crate) fn key(args: &KeyArgs) -> Result<Option<Key>> {
+    // The key itself is no argument, which other users of the machine could read.
+    let text = std::env::var_os("TLOAD_KEY").filter(|text| !text.is_empty());
+    let text = text.map(|text| Key::from_text(text.to_string_lossy()));
+    let file = args.key_file.as_ref().map(Key::from_file);
+    let command = args.key_command.as_ref().map(Key::from_command);
+    let mut given = [text, file, command].into_iter().flatten();
+    match (given.next(), given.next()) {
+        (key, None) => Ok(key),
+        (_, Some(_)) => Err(Error::invalid_request(
+            "several keys were given; one of TLOAD_KEY, --key-file (TLOAD_KEY_FILE) and --key-command (TLOAD_KEY_COMMAND) can be",
+        )),
+    }
 }
 
 fn pair(option: &OsStr) -> Result<(String, String)> {

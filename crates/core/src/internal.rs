@@ -73,7 +73,7 @@ pub mod sink {
 /// Streams, and what ends them.
 pub mod stream {
     pub use crate::load::stream::{Handover, LastSteps, StreamSetup};
-    pub use tload_convert::Conversions;
+    pub use tload_memory::convert::Conversions;
 }
 
 /// Watchers of loads.

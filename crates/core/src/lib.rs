@@ -115,6 +115,17 @@ pub mod write {
     };
 }
 
+/// Encrypted checkpoints: sealing, unsealing, and keys.
+#[cfg(feature = "sealed")]
+pub mod sealed {
+    #[doc(inline)]
+    pub use tload_checkpoint::sealed::stream::Algorithm;
+    #[doc(inline)]
+    pub use tload_checkpoint::sealed::{
+        Recipients, SealOptions, WrittenCheckpoint, rekey, seal, unseal, write_new_key,
+    };
+}
+
 /// Processes that load one checkpoint together.
 pub mod ranks {
     #[doc(inline)]
@@ -124,7 +135,7 @@ pub mod ranks {
 }
 
 #[doc(inline)]
-pub use checkpoint::{OpenOptions, Shard};
+pub use checkpoint::{Key, OpenOptions, Shard};
 #[doc(inline)]
 pub use error::{Error, ErrorKind, FailedRequest, Result};
 #[doc(inline)]

@@ -32,13 +32,15 @@ const OTHER_WEIGHTS: [(&str, &str); 10] = [
 ];
 
 /// Returns the error for the directory `location` with the files `names` and the subdirectories
-/// `below`, of which those in `holding` are known to have safetensors files.
+/// `below`, of which those in `holding` are known to have safetensors files. `notes` say what the
+/// listing left out, which may be the weights.
 #[must_use]
 pub fn no_weights(
     location: &Location,
     names: &[String],
     below: &[String],
     holding: &[String],
+    notes: &[String],
 ) -> Error {
     let files = counted(names.len() as u64, "file");
     let among = match below.len() as u64 {
@@ -50,9 +52,11 @@ pub fn no_weights(
         ErrorKind::NotFound,
         format!("contains no *{SUFFIX} among {among}"),
     );
+    let hint = hint(names, below, holding);
+    let hints = notes.iter().cloned().chain([hint]);
     error
         .with_location(location)
-        .with_hint(hint(names, below, holding))
+        .with_hint(hints.collect::<Vec<_>>().join("; "))
 }
 
 fn hint(names: &[String], below: &[String], holding: &[String]) -> String {
@@ -156,7 +160,7 @@ mod tests {
         let location = Location::from_path("a");
         let names = |count: usize| vec!["x".to_owned(); count];
         let message = |files, below| {
-            let error = no_weights(&location, &names(files), &names(below), &[]);
+            let error = no_weights(&location, &names(files), &names(below), &[], &[]);
             error.message().to_owned()
         };
         assert_eq!(
@@ -168,5 +172,10 @@ mod tests {
             "contains no *.safetensors among 2 files and 1 subdirectory"
         );
         assert_eq!(message(0, 0), "contains no *.safetensors among 0 files");
+        let notes = ["1 name was left out".to_owned()];
+        let error = no_weights(&location, &[], &[], &[], &notes);
+        let hint =
+            "1 name was left out; pass the directory that contains the model's files, or a file";
+        assert_eq!(error.hint(), Some(hint));
     }
 }

@@ -30,6 +30,7 @@ mod staging;
 mod streaming;
 mod strip;
 mod target;
+mod transform;
 mod write_gate;
 
 // Paths that the crates of tload share.
@@ -55,4 +56,6 @@ pub use staging::{
 };
 pub use strip::Strip;
 pub use target::{KeepAlive, OnGpu, Target};
+pub use tload_convert as convert;
+pub use transform::{Transform, Unit};
 pub use write_gate::{WriteGate, WritePermit};

@@ -7,12 +7,15 @@ use crate::error::{nearest_name, shortened};
 const PREFIX: &str = "TLOAD_";
 
 /// Variables that set no option of a load.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 16] = [
     "TLOAD_CACHE_DIR",
     "TLOAD_CACHE_CHECK",
     "TLOAD_CACHE_LIMIT",
     "TLOAD_CONFIG",
     "TLOAD_HF_CACHE",
+    "TLOAD_KEY",
+    "TLOAD_KEY_COMMAND",
+    "TLOAD_KEY_FILE",
     "TLOAD_STORE",
     "TLOAD_FOLLOW_SYMLINKS",
     "TLOAD_LOG",

@@ -4,15 +4,15 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use tload::internal::process_id;
 use tload::verify::require_files;
-use tload::{Canceller, Location, OpenOptions, Precedence, Slice, TensorInfo};
+use tload::{Canceller, Key, Location, OpenOptions, Precedence, Slice, TensorInfo};
 use tload_pymemory::error::exception;
+pub(crate) use tload_pymemory::location::LocationArgument;
 
 use crate::forked::Owned;
 use crate::group::{Group, duration};
@@ -37,23 +37,6 @@ pub(crate) type Described<'py> = (
 /// `__metadata__`.
 type ShardDescribed = (String, u64, u64, usize, BTreeMap<String, String>);
 
-/// A location as Python callers write it.
-#[derive(FromPyObject)]
-pub(crate) enum LocationArgument {
-    /// A path or URL. Text that is not Unicode (surrogates) falls through to the next arm.
-    Text(String),
-    Path(PathBuf),
-}
-
-impl LocationArgument {
-    pub(crate) fn parse(self) -> tload::Result<Location> {
-        match self {
-            Self::Text(text) => Location::parse(&text),
-            Self::Path(path) => Ok(Location::from_path(path)),
-        }
-    }
-}
-
 /// The headers of a checkpoint.
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
@@ -63,9 +46,8 @@ pub(crate) struct Checkpoint {
 
 impl Checkpoint {
     fn new(inner: tload::Checkpoint) -> Self {
-        Self {
-            inner: Owned::new(inner),
-        }
+        let inner = Owned::new(inner);
+        Self { inner }
     }
 
     /// Returns the checkpoint to load from. `_sources/opened.py` opens one that
@@ -81,12 +63,14 @@ impl Checkpoint {
     /// `group`, if there is one, which begin within the `join_timeout` of a load. In a directory,
     /// an index comes before `model.safetensors` unless `single_file_first`.
     #[staticmethod]
-    #[pyo3(signature = (location, *, store, follow_symlinks, single_file_first=false, group=None, join_timeout=None))]
+    #[pyo3(signature = (location, *, store, follow_symlinks, key=None, single_file_first=false, group=None, join_timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         py: Python<'_>,
         location: LocationArgument,
         store: StoreArgument,
         follow_symlinks: bool,
+        key: Option<(String, String)>,
         single_file_first: bool,
         group: Option<&Bound<'_, Group>>,
         join_timeout: Option<f64>,
@@ -94,6 +78,7 @@ impl Checkpoint {
         let open = move |mut options: OpenOptions| {
             options.store = store.read()?;
             options.follow_symlinks = follow_symlinks;
+            options.key = key.map(Key::of_kind).transpose()?;
             if single_file_first {
                 options.precedence = Precedence::SingleFile;
             }
@@ -104,20 +89,20 @@ impl Checkpoint {
 
     /// Opens a list of files as one checkpoint; `group` and `join_timeout` as for [`Self::open`].
     #[staticmethod]
-    #[pyo3(signature = (locations, *, store, group=None, join_timeout=None))]
+    #[pyo3(signature = (locations, *, store, key=None, group=None, join_timeout=None))]
     fn open_all(
         py: Python<'_>,
         locations: Vec<LocationArgument>,
         store: StoreArgument,
+        key: Option<(String, String)>,
         group: Option<&Bound<'_, Group>>,
         join_timeout: Option<f64>,
     ) -> PyResult<Self> {
         let open = move |mut options: OpenOptions| {
             options.store = store.read()?;
-            let locations: Vec<Location> = locations
-                .into_iter()
-                .map(LocationArgument::parse)
-                .collect::<Result<_, _>>()?;
+            options.key = key.map(Key::of_kind).transpose()?;
+            let locations = locations.into_iter().map(LocationArgument::parse);
+            let locations: Vec<Location> = locations.collect::<Result<_, _>>()?;
             tload::Checkpoint::open_all_with(&locations, options)
         };
         run_as_rank(py, group, join_timeout, open)
@@ -230,6 +215,12 @@ impl Checkpoint {
         let checkpoint = self.share();
         let verify = options::read(options)?.verify;
         interrupt::run(py, move || require_files(&checkpoint, &verify))
+    }
+
+    /// True if files are sealed, so that nothing may map them.
+    #[getter]
+    fn is_sealed(&self) -> bool {
+        self.inner.is_sealed()
     }
 
     /// Total size of all tensors, bytes.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tload::verify::{Algorithm, Digest, ManifestTarget, SignedFiles, Verification, VerifyOptions};
-use tload::{Error, ErrorKind, OpenOptions};
+use tload::{Error, ErrorKind, Key, OpenOptions};
 
 use crate::checkpoint::LocationArgument;
 use crate::interrupt;
@@ -52,8 +52,7 @@ pub(crate) fn read_signature(
     follow_symlinks: bool,
 ) -> PyResult<(String, Cow<'static, [u8]>)> {
     let read = move || {
-        let mut opening = OpenOptions::from(store.read()?);
-        opening.follow_symlinks = follow_symlinks;
+        let opening = OpenOptions::from(store.read()?).follow_symlinks(follow_symlinks);
         tload::verify::read_signature(&location.parse()?, opening)
     };
     let found = interrupt::run(py, read)?;
@@ -66,7 +65,7 @@ type Verified = (String, String, Option<Py<PyAny>>);
 /// Compares a location with its known digests.
 #[pyfunction]
 #[pyo3(signature = (
-    location, *, manifest, write, force, signed, options, store, follow_symlinks, progress
+    location, *, manifest, write, force, signed, options, store, follow_symlinks, key, progress
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -82,6 +81,7 @@ pub(crate) fn verify(
     options: &Bound<'_, PyAny>,
     store: StoreArgument,
     follow_symlinks: bool,
+    key: Option<(String, String)>,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Verified> {
     let failed = |error| tload_pymemory::error::exception(py, &error);
@@ -98,6 +98,7 @@ pub(crate) fn verify(
     options.signed = signed.map(self::signed).transpose().map_err(failed)?;
     let mut opening = OpenOptions::from(store.read().map_err(failed)?);
     opening.follow_symlinks = follow_symlinks;
+    opening.key = key.map(Key::of_kind).transpose().map_err(failed)?;
     let verification = Verification::new(&location.parse().map_err(failed)?)
         .options(options)
         .opening(opening);
@@ -113,11 +114,8 @@ pub(crate) fn verify(
         late: &|timeout| control.timed_out(timeout),
     };
     let report = watch.run(py, move || verification.run())?;
-    let error = report.error().map(|error| {
-        tload_pymemory::error::exception(py, &error)
-            .into_value(py)
-            .into_any()
-    });
+    let error = report.error().map(failed);
+    let error = error.map(|error| error.into_value(py).into_any());
     let document = serde_json::to_string(&report).unwrap_or_default();
     Ok((document, report.to_string(), error))
 }

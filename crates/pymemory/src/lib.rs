@@ -5,6 +5,7 @@
 //! * [`bytes`]: buffers that a write reads.
 //! * [`dlpack`]: loaded tensors that other libraries take over without a copy.
 //! * [`error`]: errors of the core as Python exceptions, which both raise.
+//! * [`location`]: locations as Python callers write them.
 //!
 //! The classes that Python sees are in `crates/py`.
 
@@ -12,3 +13,4 @@ pub mod bytes;
 pub mod dlpack;
 pub mod error;
 pub mod load_targets;
+pub mod location;

@@ -1,8 +1,11 @@
 //! [`Source`]: the common interface of every kind of source.
 
-use super::{FileSource, ObjectSource};
-use crate::error::Result;
-use crate::options::Location;
+use std::sync::Arc;
+
+use crate::{FileSource, ObjectSource, error::Result, memory::Transform, options::Location};
+
+/// Source that engines read, and how another one's bytes follow from it.
+type Stored<'a> = (&'a Arc<dyn Source>, &'a Arc<dyn Transform>);
 
 /// A file or an object in the state in which it was opened. Fetches small ranges, for headers.
 pub trait Source: std::fmt::Debug + Send + Sync {
@@ -83,6 +86,12 @@ pub trait Source: std::fmt::Debug + Send + Sync {
     /// Returns the object, if it is one.
     #[doc(hidden)]
     fn as_object(&self) -> Option<&ObjectSource> {
+        None
+    }
+
+    /// Returns the source that engines read, and how the bytes follow from it, if they do.
+    #[doc(hidden)]
+    fn stored(&self) -> Option<Stored<'_>> {
         None
     }
 }

@@ -10,6 +10,7 @@ from tload import _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 from tload._options import store_options
 from tload._sources.entries import Shard, TensorInfo
+from tload._sources.keys import is_secret
 from tload._sources.opened import Opened, usable
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Checkpoint(Opened, Mapping[str, TensorInfo]):
     checkpoint that shares the open files, and is closed on its own.
     """
 
-    __slots__ = ("_infos", "metadata", "shards", "total_bytes")
+    __slots__ = ("_infos", "is_sealed", "metadata", "shards", "total_bytes")
 
     location: str
     """Location that was opened, as the caller wrote it."""
@@ -56,6 +57,8 @@ class Checkpoint(Opened, Mapping[str, TensorInfo]):
     """The files."""
     total_bytes: int
     """Total size of all tensors, bytes."""
+    is_sealed: bool
+    """`True` if files are sealed: the bytes of the files are not those of the tensors."""
 
     def __init__(self, raw: _tload.Checkpoint, origin: Origin) -> None:
         """Wrap the checkpoint that `tload.open` opened."""
@@ -64,6 +67,7 @@ class Checkpoint(Opened, Mapping[str, TensorInfo]):
         self.metadata = raw.metadata()
         self.shards = tuple(Shard(*shard) for shard in raw.shards())
         self.total_bytes = raw.total_bytes
+        self.is_sealed = raw.is_sealed
 
     # `Mapping` compares header contents, which are often equal for the files of several ranks.
     __eq__ = object.__eq__
@@ -206,8 +210,9 @@ class Checkpoint(Opened, Mapping[str, TensorInfo]):
         raw = usable(self)
         origin, has_secret_url = self._origin.elsewhere(raw)
         secrets = _tload.store_secrets(origin.store)
-        if has_secret_url or secrets:
+        if has_secret_url or secrets or is_secret(origin.key):
             found = f"store= has {', '.join(secrets)}" if secrets else "a URL has a user, a password or a query"
+            found = "key=" if is_secret(origin.key) else found
             message = f"{self.location}: cannot pickle a checkpoint that was opened with secrets: {found}"
             hint = (
                 f"set them in the environment, where the other process finds them ({store_options.VARIABLE}, or the "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tload._options.keywords import StoreKeywords
     from tload._options.load_options import Options
     from tload._sources.origin import Opening
-    from tload.typing import Location, Source, Store
+    from tload.typing import Key, Location, Source, Store
 
 
 @store_options.takes_keywords
@@ -28,6 +28,7 @@ def open(
     *,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
+    key: Key | None = None,
     **keywords: Unpack[StoreKeywords],
 ) -> Checkpoint:
     """Open a checkpoint and read its headers. No tensor is read.
@@ -66,6 +67,10 @@ def open(
             blobs of the same repository or to those that all share; and all links in the cache that
             the Hub's tools are set to. Default: `TLOAD_FOLLOW_SYMLINKS` (`1` or `0`), else
             `False`.
+        key: Key of a sealed checkpoint: the text of identities of age, of a private key of SSH or
+            of a keyset of Tink; a `pathlib.Path` of a file with it; or a function that returns it.
+            A checkpoint that is not sealed is an error then. Default: `TLOAD_KEY`,
+            `TLOAD_KEY_FILE` or `TLOAD_KEY_COMMAND`, a command that prints it, else none.
         **keywords: The keys `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers` and
             `hf_cache` of `store`. All functions with `store` take them, but not those that call
             transformers, which has a `cache_dir` of its own.
@@ -77,7 +82,9 @@ def open(
         NotFoundError: A file, bucket or object does not exist; or with `HF_HUB_OFFLINE`, the cache
             does not hold the whole model.
         PermissionDeniedError: A file may not be read, a symbolic link leads out of the directory,
-            or a store refuses the credentials.
+            a store refuses the credentials, or the checkpoint is sealed and the key is missing or
+            wrong.
+        CorruptError: A sealed file is damaged, or another one than was sealed.
         FormatError: A file is not a valid checkpoint.
         InvalidRequestError: The list is empty; a location is invalid: empty text, a NUL character,
             a `file://` URL of another host, or a URL in a `pathlib.Path`, which removes a slash; or
@@ -94,7 +101,7 @@ def open(
         >>> with tload.open("s3://bucket/model", store=store) as checkpoint:
         ...     print(checkpoint.total_bytes)
     """
-    return open_for(source, store_options.take(store, keywords), None, follow_symlinks=follow_symlinks)
+    return open_for(source, store_options.take(store, keywords), None, follow_symlinks=follow_symlinks, key=key)
 
 
 @store_options.takes_keywords
@@ -103,6 +110,7 @@ async def open_async(
     *,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
+    key: Key | None = None,
     **keywords: Unpack[StoreKeywords],
 ) -> Checkpoint:
     """Open a checkpoint as `tload.open` does, without blocking the event loop.
@@ -114,6 +122,7 @@ async def open_async(
         source: As in `tload.open`.
         store: As in `tload.open`.
         follow_symlinks: As in `tload.open`.
+        key: As in `tload.open`.
         **keywords: As in `tload.open`.
 
     Returns:
@@ -131,7 +140,7 @@ async def open_async(
 
     taken = store_options.take(store, keywords)
     return await in_thread.run(
-        lambda: open_for(source, taken, None, follow_symlinks=follow_symlinks),
+        lambda: open_for(source, taken, None, follow_symlinks=follow_symlinks, key=key),
         lambda checkpoint: checkpoint.close(),
     )
 
@@ -142,6 +151,7 @@ def open_for(
     options: Options | None,
     *,
     follow_symlinks: bool | None = None,
+    key: Key | None = None,
     single_file_first: bool = False,
     opening: Opening | None = None,
 ) -> Checkpoint:
@@ -151,8 +161,8 @@ def open_for(
     """
     timeout = resolve(options, OptionKeywords(), variables=()).timeout
     if isinstance(source, Checkpoint):
-        raw = open_raw(source, store, timeout, follow_symlinks=follow_symlinks)
+        raw = open_raw(source, store, timeout, follow_symlinks=follow_symlinks, key=key)
         return Checkpoint(raw, source._origin)  # noqa: SLF001
-    origin = origin_of(source, store, follow_symlinks=follow_symlinks)
+    origin = origin_of(source, store, follow_symlinks=follow_symlinks, key=key)
     origin = dataclasses.replace(origin, single_file_first=single_file_first)
     return Checkpoint(origin.open(timeout, opening), origin)

@@ -18,6 +18,7 @@ from tload._options import store_options
 from tload._options.keywords import OptionKeywords
 from tload._options.load_options import resolve
 from tload._report.progress import shown
+from tload._sources.keys import read_key
 from tload._sources.locations import check_location, follows
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from tload._errors import Error
     from tload._options.keywords import StoreKeywords
-    from tload.typing import Duration, Location, ProgressCallback, Store
+    from tload.typing import Duration, Key, Location, ProgressCallback, Store
 
 _SIGNATURE = "model.sig"
 
@@ -146,6 +147,7 @@ def verify(
     progress: bool | ProgressCallback | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
+    key: Key | None = None,
     **keywords: Unpack[StoreKeywords],
 ) -> VerifyReport:
     """Read a checkpoint once and compare it with all known digests, as `tload verify` does.
@@ -184,6 +186,8 @@ def verify(
         store: Options of the object store: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the checkpoint's directory: see
             `tload.open`.
+        key: Key of a sealed checkpoint: see `tload.open`. Its files are compared with its sealed
+            manifest, and `write` is refused, which would show the names of its tensors.
         **keywords: Keys of `store`: see `tload.open`.
 
     Returns:
@@ -230,6 +234,7 @@ def verify(
             options=options,
             store=pairs,
             follow_symlinks=is_followed,
+            key=read_key(key, os.environ),
             progress=show,
         )
     return _report(json.loads(document), text, error)

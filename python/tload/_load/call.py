@@ -36,7 +36,14 @@ class Call:
         prefetched.load_begins()
         options, follow_symlinks = self.options, self._keywords.get("follow_symlinks")
         opening = Opening.of(joined, options)
-        return open_raw(self._source, self._store, options.timeout, follow_symlinks=follow_symlinks, opening=opening)
+        return open_raw(
+            self._source,
+            self._store,
+            options.timeout,
+            follow_symlinks=follow_symlinks,
+            key=self._keywords.get("key"),
+            opening=opening,
+        )
 
     def rules(self, checkpoint: _tload.Checkpoint) -> selection.Rules:
         """Return the selection of tensors."""

@@ -88,6 +88,7 @@ def load_into(
               `peers=None`, `hf_cache=None`: Keys of `store`, as keywords.
             - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
               see `tload.open`.
+            - `key=None`: Key of a sealed checkpoint: see `tload.open`.
             - `progress=None`: Show or report progress.
             - `options=None`: `Options`, reusable for several loads; the keywords below override
               them.

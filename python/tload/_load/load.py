@@ -97,6 +97,7 @@ def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack
             - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
               see `tload.open`. No effect on an open `Checkpoint`. Default: `TLOAD_FOLLOW_SYMLINKS`,
               else `False`.
+            - `key=None`: Key of a sealed checkpoint: see `tload.open`.
             - `progress=None`: `True` draws a progress bar in a notebook, and on a terminal if
               standard error is one (with tqdm, if it is installed). A callable is called with a
               `Progress` at most ten times a second, and at the end; an exception that it raises
@@ -240,6 +241,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
               `peers=None`, `hf_cache=None`: Keys of `store`, as keywords.
             - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
               see `tload.open`.
+            - `key=None`: Key of a sealed checkpoint: see `tload.open`.
             - `progress=None`: Show or report progress.
             - `options=None`: `Options`, reusable for several loads; the keywords below override
               them.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Duration,
         Engine,
         Index,
+        Key,
         Names,
         OnPeerLoss,
         Order,
@@ -86,6 +87,7 @@ class CallKeywords(TypedDict, total=False):
     group: Group | None
     store: Store | None
     follow_symlinks: bool | None
+    key: Key | None
     progress: bool | ProgressCallback | None
     options: Options | None
 

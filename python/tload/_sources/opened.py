@@ -13,7 +13,7 @@ from tload._sources.origin import origin_of
 
 if TYPE_CHECKING:
     from tload._sources.origin import Opening, Origin
-    from tload.typing import Duration, Source, Store
+    from tload.typing import Duration, Key, Source, Store
 
 
 class Opened:
@@ -57,6 +57,7 @@ def open_raw(
     timeout: Duration | None = None,
     *,
     follow_symlinks: bool | None = None,
+    key: Key | None = None,
     opening: Opening | None = None,
 ) -> _tload.Checkpoint:
     """Open a source within `timeout`. An open `Checkpoint` is used as it is."""
@@ -66,8 +67,11 @@ def open_raw(
         if store:
             hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
             raise advise(InvalidRequestError, f"{source.location}: store= has no effect on an open checkpoint", hint)
+        if key is not None:
+            hint = "pass key= to tload.open"
+            raise advise(InvalidRequestError, f"{source.location}: key= has no effect on an open checkpoint", hint)
         return usable(source, timeout)
-    return origin_of(source, store, follow_symlinks=follow_symlinks).open(timeout, opening)
+    return origin_of(source, store, follow_symlinks=follow_symlinks, key=key).open(timeout, opening)
 
 
 def show(source: Source) -> str:

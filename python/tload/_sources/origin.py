@@ -13,11 +13,12 @@ from tload._options import store_options
 from tload._options.keywords import OptionKeywords
 from tload._options.load_options import resolve
 from tload._report import spans
+from tload._sources.keys import read_key
 from tload._sources.locations import check_location, follows
 
 if TYPE_CHECKING:
     from tload._options.load_options import Options
-    from tload.typing import Duration, Location, Store
+    from tload.typing import Duration, Key, Location, Store
 
 
 class Opening(NamedTuple):
@@ -44,6 +45,8 @@ class Origin:
     store: list[tuple[str, str]]
     """Options that the caller passed; those of the environment are read at each opening."""
     follow_symlinks: bool
+    key: Key | None = None
+    """Key that the caller passed; that of the environment is read at each opening."""
     single_file_first: bool = False
     """`True` to read `model.safetensors` even if there is an index, as in transformers."""
 
@@ -52,14 +55,16 @@ class Origin:
         together = {} if opening is None else opening._asdict()
         if timeout is None:
             timeout = resolve(None, OptionKeywords(), variables=("timeout",)).timeout
+        key = read_key(self.key, os.environ)
         pairs = store_options.merge(self.source, self.store, os.environ, timeout)
         with spans.around("tload.open") as describe:
             if isinstance(self.source, list):
-                opened = _tload.Checkpoint.open_all(self.source, store=pairs, **together)
+                opened = _tload.Checkpoint.open_all(self.source, store=pairs, key=key, **together)
             else:
                 opened = _tload.Checkpoint.open(
                     self.source,
                     store=pairs,
+                    key=key,
                     follow_symlinks=self.follow_symlinks,
                     single_file_first=self.single_file_first,
                     **together,
@@ -79,16 +84,18 @@ class Origin:
         return dataclasses.replace(self, source=source), None in found
 
 
-def origin_of(source: Location | Sequence[Location], store: Store | None, *, follow_symlinks: bool | None) -> Origin:
+def origin_of(
+    source: Location | Sequence[Location], store: Store | None, *, follow_symlinks: bool | None, key: Key | None = None
+) -> Origin:
     """Check the arguments of `tload.open`."""
     follows_links = follows(follow_symlinks, os.environ)
     if isinstance(source, (str, os.PathLike)):
         check_location("source", source)
-        return Origin(source, store_options.read(store), follows_links)
+        return Origin(source, store_options.read(store), follows_links, key)
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Sequence):
         message = f"source: wanted a str, an os.PathLike, or a list of them, found {type(source).__qualname__}"
         raise TypeError(message)
     locations = list(source)
     for index, location in enumerate(locations):
         check_location(f"source[{index}]", location)
-    return Origin(locations, store_options.read(store), follows_links)
+    return Origin(locations, store_options.read(store), follows_links, key)

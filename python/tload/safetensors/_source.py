@@ -89,7 +89,7 @@ class Opened:
             self.checkpoint = _open(filename, path, store, follow_symlinks=follow_symlinks)
         # An index is a file too, but not the one to map.
         is_one = [shard.location for shard in self.checkpoint.shards] == [path]
-        self.memory = seen.map() if seen is not None and is_one else None
+        self.memory = seen.map() if seen is not None and is_one and not self.checkpoint.is_sealed else None
         readers.opened(self.checkpoint.location, is_mapped=self.memory is not None)
 
     def info(self, name: str) -> TensorInfo:
@@ -154,8 +154,10 @@ class Opened:
     def is_mapped(self) -> bool:
         """`True` if tensors that are loaded together are views of the files."""
         is_wanted = self.backend == "mmap" and self.is_local and not self.is_on_gpu and not self.is_verified
-        return is_wanted and (
-            self.memory is not None or may_be_mapped(shard.location for shard in self.checkpoint.shards)
+        return (
+            is_wanted
+            and not self.checkpoint.is_sealed
+            and (self.memory is not None or may_be_mapped(shard.location for shard in self.checkpoint.shards))
         )
 
     def cut(self, tensor: Any, info: TensorInfo, index: Basic) -> Any:

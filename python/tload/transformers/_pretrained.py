@@ -317,9 +317,9 @@ def _may_be_mapped(checkpoint: Checkpoint) -> bool:
     """Return whether parameters may be views of the files, as in transformers' own loader.
 
     They may not if the environment or the configuration file sets the cache or the engine, for
-    remote files, or if a file system has no mappings.
+    remote and sealed files, or if a file system has no mappings.
     """
-    said = any(is_chosen(name) for name in ("cache", "engine"))
+    said = checkpoint.is_sealed or any(is_chosen(name) for name in ("cache", "engine"))
     return not said and may_be_mapped(shard.location for shard in checkpoint.shards)
 
 

@@ -361,6 +361,7 @@ def _start(opened: Opened, logger: logging.Logger, *, may_map: bool) -> tload.Te
                 raise
             _tell_alone(error, logger)
     options = opened.options(together=False)
+    may_map = may_map and not checkpoint.is_sealed
     if may_map and views.are_best(opened.settings.options, (shard.location for shard in checkpoint.shards)):
         options = dataclasses.replace(options, cache="map")
     return tload.stream(checkpoint, names=names, device=device, options=options)

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::location;
-use super::open::{OpenArgs, without_links};
+use super::store::StoreArgs;
 use super::time::TimeArgs;
 
 /// Write a file of Tensorizer, plain or encrypted, as safetensors.
@@ -13,7 +13,6 @@ use super::time::TimeArgs;
 /// does not depend on the sizes of tensors. DIR/model.safetensors appears once everything has
 /// matched. Plain files need no conversion: all commands and libraries load them as they are.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("follow_symlinks", without_links))]
 #[command(after_long_help = "\
 Tensors have the names of state_dict(): without the dot that Tensorizer puts before those of the
 outermost module; keys and positions of nested state dictionaries are joined by dots. Meta tensors,
@@ -44,5 +43,5 @@ pub(crate) struct ConvertArgs {
     #[command(flatten)]
     pub(crate) time: TimeArgs,
     #[command(flatten)]
-    pub(crate) opening: OpenArgs,
+    pub(crate) store: StoreArgs,
 }

@@ -12,12 +12,14 @@ mod display;
 mod exec;
 mod export;
 mod generate;
+mod key;
 mod location;
 mod ls;
 mod open;
 mod parse;
 mod ranks;
 mod rm;
+mod seal;
 mod serve;
 mod store;
 mod synth;
@@ -44,11 +46,13 @@ pub(crate) use display::DisplayArgs;
 pub(crate) use exec::ExecArgs;
 pub(crate) use export::ExportArgs;
 pub(crate) use generate::{CompletionsArgs, ManArgs, completions, manual, program};
+pub(crate) use key::KeyArgs;
 pub(crate) use ls::{LsArgs, SortArg};
 pub(crate) use open::OpenArgs;
 pub(crate) use parse::{Refusal, parse};
 pub(crate) use ranks::{RankArgs, ShardArg};
 pub(crate) use rm::RmArgs;
+pub(crate) use seal::{CipherArg, RecipientArgs, RekeyArgs, SealArgs, UnsealArgs};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
@@ -88,6 +92,9 @@ pub(crate) enum Command {
     Rm(RmArgs),
     Diff(DiffArgs),
     Apply(ApplyArgs),
+    Seal(SealArgs),
+    Unseal(UnsealArgs),
+    Rekey(RekeyArgs),
     Cache(CacheArgs),
     Serve(ServeArgs),
     Exec(ExecArgs),
@@ -123,6 +130,9 @@ impl Command {
             Self::Synth(_)
             | Self::Bench(_)
             | Self::Rm(_)
+            | Self::Seal(_)
+            | Self::Unseal(_)
+            | Self::Rekey(_)
             | Self::Serve(_)
             | Self::Exec(_)
             | Self::Completions(_)

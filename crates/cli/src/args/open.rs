@@ -1,15 +1,18 @@
-//! Arguments of every command that opens checkpoints: options of stores, and symbolic links.
+//! Arguments of every command that opens checkpoints: options of stores, keys, and
+//! symbolic links.
 
-use clap::Arg;
-use clap::builder::{BoolishValueParser, Resettable, TypedValueParser};
+use clap::builder::BoolishValueParser;
 use serde::{Deserialize, Serialize};
 
+use super::key::KeyArgs;
 use super::store::StoreArgs;
 
 #[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
 pub(crate) struct OpenArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
     /// Allow symbolic links to lead out of the checkpoint's directory. Not needed for files listed
     /// explicitly, links inside a Hub cache, or a linked root directory
     #[arg(
@@ -19,13 +22,4 @@ pub(crate) struct OpenArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub(crate) follow_symlinks: bool,
-}
-
-/// Makes a command that opens one file refuse `--follow-symlinks`.
-pub(super) fn without_links(flag: Arg) -> Arg {
-    let refuse = BoolishValueParser::new().try_map(|is_set| {
-        let refused = "this command opens one file, also if it is a link to another directory";
-        if is_set { Err(refused) } else { Ok(is_set) }
-    });
-    flag.hide(true).env(Resettable::Reset).value_parser(refuse)
 }

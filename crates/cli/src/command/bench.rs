@@ -104,7 +104,7 @@ fn opening(args: &BenchArgs) -> Result<OpenOptions> {
     let location = args.location.as_deref();
     let location = location.map(options::location).transpose()?;
     let store = options::store(&args.opening.store, location.as_ref())?;
-    Ok(options::opening(store, &args.opening))
+    options::opening(store, &args.opening)
 }
 
 /// Runs the benchmark. On failure too, `results` holds the samples measured so far.

@@ -21,10 +21,10 @@ use tload_quantity::{format_count, format_seconds, rate};
 pub(crate) fn run(args: &ConvertArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     require_local(&args.target)?;
     let location = options::location(&args.source)?;
-    let store = options::store(&args.opening.store, Some(&location))?;
+    let store = options::store(&args.store, Some(&location))?;
     let store = options::within(args.time.timeout, store)?;
     let convert = Convert::new(location, args.target.clone())
-        .opening(options::opening(store, &args.opening))
+        .opening(store)
         .secret(secret(args)?)
         .force(args.force);
     // A task that waits for storage does not remove it.

@@ -148,7 +148,7 @@ fn examine_location(
 ) -> Result<Examined> {
     let timeout = args.timeout;
     let started = Instant::now();
-    let opening = options::opening(store, &args.opening);
+    let opening = options::opening(store, &args.opening)?;
     let checkpoint = Arc::<OnceLock<Checkpoint>>::default();
     let outcome = options::location(location).and_then(|location| {
         let late = |_| late(timeout).with_location(&location);

@@ -40,5 +40,5 @@ fn read_ahead(args: &ExecArgs) -> Result<Option<String>> {
         None => waiting(&args.opening, &location)?,
     };
     let store = options::store(&opening.store, Some(&location))?;
-    tload_prefetch::read_ahead(&location, options::opening(store, &opening))
+    tload_prefetch::read_ahead(&location, options::opening(store, &opening)?)
 }

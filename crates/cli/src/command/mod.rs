@@ -20,6 +20,7 @@ mod ranks;
 #[path = "ranks/elsewhere.rs"]
 mod ranks;
 mod rm;
+mod seal;
 mod serve;
 mod startup;
 mod synth;
@@ -57,6 +58,9 @@ pub(crate) fn run(
         Command::Rm(args) => rm::run(&args, out),
         Command::Diff(args) => delta::diff(&args, interrupt, out),
         Command::Apply(args) => delta::apply(&args, interrupt, out),
+        Command::Seal(args) => seal::seal(&args, out),
+        Command::Unseal(args) => seal::unseal(&args, out),
+        Command::Rekey(args) => seal::rekey(&args),
         Command::Cache(args) => cache::run(&args.command, interrupt, out),
         Command::Serve(args) => serve::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, arguments, interrupt, limits, out),

@@ -30,7 +30,7 @@ pub(super) fn open_with(
 ) -> Result<Checkpoint> {
     let location = options::location(location)?;
     let store = options::within(timeout, options::store(&args.store, Some(&location))?)?;
-    let mut opening = options::opening(store, args);
+    let mut opening = options::opening(store, args)?;
     set(&mut opening);
     let watch = Watch {
         interrupt,

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
     };
     let verification = Verification::new(&location)
         .options(how)
-        .opening(options::opening(store, &args.opening));
+        .opening(options::opening(store, &args.opening)?);
     let mut report = watch(verification, args.time.timeout, interrupt)?;
     if let (Some((target, object, path)), Some(written)) = (object, &mut report.written) {
         let text = fs::read(path.path());

@@ -103,6 +103,12 @@ const ROWS: &[Row] = &[
     ("hf-cache", &["exec"], Test("exec.rs", "load_finds_the_cache_filled")),
     ("follow-symlinks", OPENING, Opens),
     ("follow-symlinks", &["exec", "cache warm"], Test("verify.rs", "rejected_link_hint_names_flag")),
+    ("key-file", OPENING, Fails("nothing", "a key was given, but the checkpoint is not sealed")),
+    ("key-command", OPENING, Fails("nothing", "a key was given, but the checkpoint is not sealed")),
+    ("key-file", WARM, Test("offered.rs", "warming_takes_a_key")),
+    ("key-command", WARM, Test("offered.rs", "warming_takes_a_key")),
+    ("key-file", &["exec"], Test("exec.rs", "load_finds_the_cache_filled")),
+    ("key-command", &["exec"], Test("exec.rs", "load_finds_the_cache_filled")),
     // Tensors.
     ("name", &["ls", "load"], Fails("nothing", "no such tensor")),
     ("glob", &["ls", "load"], Fails("nothing*", "matches none")),
@@ -447,6 +453,21 @@ fn warming_takes_a_selection() {
         warm(&["--name", "lm_head.weight"]).1["tensor_bytes"],
         warm(&[]).1["tensor_bytes"]
     );
+}
+
+#[test]
+fn warming_takes_a_key() {
+    let lab = Lab::start();
+    lab.checkpoint();
+    let cache = lab.path("cache");
+    for option in ["--key-file", "--key-command"] {
+        let cache = cache.to_str().unwrap();
+        let words = ["cache", "warm", "s3://bucket/model", "--cache-dir", cache];
+        let output = lab.run(&[&words[..], &[option, "nothing"]].concat());
+        assert_eq!(output.status.code(), Some(2));
+        let text = stderr(&output);
+        assert!(text.contains("but the checkpoint is not sealed"), "{text}");
+    }
 }
 
 #[test]

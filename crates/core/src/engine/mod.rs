@@ -13,6 +13,9 @@
 //! * `remote`: receives from other nodes what several of them want.
 //! * `object`: ranged requests on shared network threads, streamed into leases. Used for object
 //!   stores, on one lane per store beside the lanes of files.
+//!
+//! [`TransformEngine`] stands in front of another engine, for sources that are stored in another
+//! form (sealed checkpoints).
 
 mod choose;
 #[cfg(feature = "object")]
@@ -42,3 +45,4 @@ use tload_tokio_uring as tokio_uring;
 pub use tload_engine::uring::probe_ring;
 pub use tload_engine::{Done, Engine, EngineSetup, Job, Refusal, RingProbe, Transfer, Wait};
 pub(crate) use tload_engine::{cancelled, given_up_bytes};
+pub use tload_transform::{TransformEngine, TransformSetup, TransformSource};

@@ -13,6 +13,7 @@ mod objects;
 mod opening;
 mod packed;
 mod reread;
+mod transformed;
 
 use std::collections::HashSet;
 use std::fmt;

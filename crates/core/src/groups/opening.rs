@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{SourceGroup, Sources, StorageGroup, files, objects};
+use super::{SourceGroup, Sources, StorageGroup, files, objects, transformed};
 use crate::error::Result;
 use crate::options::LoadOptions;
 use crate::schedule::Member;
@@ -25,7 +25,7 @@ const TOO_LONG: TooLong = TooLong {
 type OpenKind = fn(&Opening, is_alone: bool) -> Result<Vec<OpenedGroup>>;
 
 /// All kinds of storage.
-const KINDS: [OpenKind; 2] = [files::open, objects::open];
+const KINDS: [OpenKind; 3] = [files::open, objects::open, transformed::open];
 
 /// Shard, and the ranges that are to be read of it.
 #[derive(Debug)]
@@ -36,10 +36,10 @@ pub(crate) struct WantedShard {
 
 /// Shards to open for one load.
 pub(super) struct Opening {
-    shards: Vec<WantedShard>,
+    pub(super) shards: Vec<WantedShard>,
     pub(super) options: LoadOptions,
     pub(super) refused: RefusedDirect,
-    pending: PendingOps,
+    pub(super) pending: PendingOps,
 }
 
 /// Opened group, with the number of each source among the shards.

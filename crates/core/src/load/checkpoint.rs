@@ -235,6 +235,13 @@ impl Checkpoint {
         self.0.total_bytes()
     }
 
+    /// Returns whether files are sealed: their bytes are not those of the tensors, and no memory
+    /// can be a view of them.
+    pub fn is_sealed(&self) -> bool {
+        let mut shards = self.0.shards().iter();
+        shards.any(|shard| shard.source().stored().is_some())
+    }
+
     /// Returns notes on the choice of files in a directory: names of files that were left out,
     /// since they are of another model, or that may not belong together.
     pub fn notes(&self) -> &[String] {

@@ -1,7 +1,7 @@
 //! Which tensors of a load are converted to another dtype, by the option `dtype`, and what refuses
 //! it. Elements are converted by the crate `tload-convert`, in the memory that they are read to.
 
-use tload_convert::Conversions;
+use tload_memory::convert::Conversions;
 
 use super::destinations::{Destination, Destinations};
 use crate::checkpoint::OpenedCheckpoint;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tload_convert::Conversions;
+use tload_memory::convert::Conversions;
 
 use super::budget::{MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::conversions::conversions;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustix::param::page_size;
-use tload_convert::Conversions;
+use tload_memory::convert::Conversions;
 
 use super::stream::Canceller;
 use super::{Checkpoint, Loader};

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use tload_convert::{Conversions, convert_nearby};
+use tload_memory::convert::{Conversions, convert_nearby};
 
 use super::Sink;
 use crate::cuda::Context;

@@ -1,17 +1,21 @@
 //! The engine contract for every engine, and behaviour that only real files can show.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use tempfile::TempDir;
 use tload::CacheMode;
 use tload::internal::engine::{
-    self, Done, Engine, EngineKind, EngineSetup, Job, OpenedEngine, Wait,
+    self, Done, Engine, EngineKind, EngineSetup, Job, OpenedEngine, TransformEngine,
+    TransformSetup, TransformSource, Wait,
 };
-use tload::internal::memory::{EventCount, Slab};
+use tload::internal::memory::{EventCount, Slab, Transform, Unit};
 use tload::internal::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
 use tload::{ErrorKind, Location};
-use tload_testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
+use tload_testing::conformance::{
+    EngineRequest, EngineUnderTest, engine_suite, engine_suite_within_sources,
+};
 use tload_testing::fixtures::Rng;
 use tload_testing::sim::{SimConfig, SimEngine};
 
@@ -186,6 +190,97 @@ fn simulated_engine_keeps_contract() {
                 engine: Box::new(SimEngine::new(sources, SimConfig::new(seed, request.depth))),
                 alignment: [1, 512, 4096][usize::try_from(seed).expect("small") % 3],
                 remote: false,
+                keep: Box::new(()),
+            }
+        });
+    }
+}
+
+/// Stores 1000 bytes as their complements, in front of which stands the number of the unit.
+#[derive(Debug)]
+struct Complements(u64);
+
+impl Complements {
+    const BYTES: u64 = 1000;
+    const STORED: u64 = Self::BYTES + 4;
+
+    fn store(bytes: &[u8]) -> Vec<u8> {
+        let units = bytes.chunks(1000).enumerate();
+        let store = |(number, unit): (usize, &[u8])| {
+            let number = u32::try_from(number).expect("few").to_le_bytes();
+            let unit = unit.iter().map(|byte| !byte);
+            number.into_iter().chain(unit).collect::<Vec<_>>()
+        };
+        units.flat_map(store).collect()
+    }
+}
+
+impl Transform for Complements {
+    fn units(&self, range: &Range<u64>) -> Range<u32> {
+        let number = |unit: u64| u32::try_from(unit).expect("few");
+        if range.is_empty() {
+            return 0..0;
+        }
+        number(range.start / Self::BYTES)..number(range.end.div_ceil(Self::BYTES))
+    }
+
+    fn unit(&self, number: u32) -> Unit {
+        let bytes = u64::from(number) * Self::BYTES;
+        let len = Self::BYTES.min(self.0 - bytes);
+        let stored = u64::from(number) * Self::STORED;
+        Unit {
+            bytes: bytes..bytes + len,
+            stored: stored..stored + 4 + len,
+        }
+    }
+
+    fn apply(&self, number: u32, stored: &[u8], to: &mut [u8]) -> tload::Result<()> {
+        assert_eq!(stored[..4], number.to_le_bytes(), "another unit");
+        for (to, from) in to.iter_mut().zip(&stored[4..]) {
+            *to = !from;
+        }
+        assert_eq!(to.len() + 4, stored.len(), "all of a unit");
+        Ok(())
+    }
+
+    fn apply_in_place<'a>(&self, number: u32, stored: &'a mut [u8]) -> tload::Result<&'a [u8]> {
+        assert_eq!(stored[..4], number.to_le_bytes(), "another unit");
+        for byte in &mut *stored {
+            *byte = !*byte;
+        }
+        Ok(&stored[4..])
+    }
+}
+
+#[test]
+fn transformed_sources_satisfy_the_contract_over_simulated_storage() {
+    for seed in 0..12 {
+        let name = format!("transformed {seed}");
+        engine_suite_within_sources(&name, &|request| {
+            let contents = || request.contents.iter();
+            let source = |bytes: &Vec<u8>| MemorySource::new("stored", Complements::store(bytes));
+            let storage = SimEngine::new(
+                contents().map(source).collect(),
+                SimConfig::new(seed, request.depth.min(5)),
+            );
+            let source = |bytes: &Vec<u8>| TransformSource {
+                transform: Arc::new(Complements(bytes.len() as u64)),
+                alignment: [1, 512, 4096][usize::try_from(seed).expect("small") % 3],
+            };
+            let events = Arc::<EventCount>::default();
+            let setup = TransformSetup {
+                sources: contents().map(source).collect(),
+                slab: Slab::new(16 << 10, 3, Arc::clone(&events)).expect("maps"),
+                events,
+                depth: request.depth,
+                threads: usize::try_from(seed).expect("small") % 4,
+                blame: Box::new(|error| error),
+            };
+            EngineUnderTest {
+                engine: Box::new(TransformEngine::new(Box::new(storage), &Arc::new(setup))),
+                alignment: 1,
+                // Adjacent jobs share the unit in which they meet.
+                remote: true,
                 keep: Box::new(()),
             }
         });

@@ -31,6 +31,7 @@ mod recipes;
 mod requirement;
 #[cfg(target_os = "linux")]
 mod retries;
+mod sealed;
 mod seccomp;
 mod security_md;
 #[cfg(target_os = "linux")]

@@ -19,7 +19,12 @@ const BANNED: [&str; 11] = [
 ];
 
 /// Names with banned words from other projects.
-const NAMES_OF_OTHERS: [(&str, &str); 4] = [
+const NAMES_OF_OTHERS: [(&str, &str); 9] = [
+    ("Segment", "the term of Tink's streaming AEAD"),
+    ("segment", "as above"),
+    ("segments_of", "as above"),
+    ("SEGMENT_BYTES", "as above"),
+    ("SEGMENTS_MAX", "as above"),
     ("DataType", "the structure is called so in DLPack's ABI"),
     ("Data", "a type of `http_body::Body`"),
     ("data", "a function of `safetensors::View`"),

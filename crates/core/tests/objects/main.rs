@@ -47,6 +47,7 @@ mod refusals;
 mod registries;
 mod registry_access;
 mod requests;
+mod sealed;
 #[cfg(target_os = "linux")]
 #[path = "../it/seccomp.rs"]
 mod seccomp;

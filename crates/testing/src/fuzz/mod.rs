@@ -13,6 +13,7 @@ mod load;
 mod location;
 mod manifest;
 mod plan;
+mod sealed;
 mod slice;
 mod tensorizer;
 mod xet;
@@ -25,7 +26,7 @@ pub use input::Input;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("header", header::check),
     ("index", index::check),
     ("listing", listing::check),
@@ -33,6 +34,7 @@ pub const TARGETS: [Target; 10] = [
     ("location", location::check),
     ("manifest", manifest::check),
     ("plan", plan::check),
+    ("sealed", sealed::check),
     ("slice", slice::check),
     ("tensorizer", tensorizer::check),
     ("xet", xet::check),

@@ -21,7 +21,7 @@ pub(super) use signature::{BYTES_MAX as SIGNATURE_BYTES_MAX, NAME as SIGNATURE_N
 
 use super::Verify;
 use super::claims::{Claim, Claims, Counting};
-use super::digest::Digest;
+use super::digest::{Algorithm, Digest};
 use super::expected::Expectation;
 use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestFile};
 use crate::checkpoint::{OpenedCheckpoint, Shard};
@@ -35,7 +35,7 @@ use crate::sync::parallel::parallel_map;
 const ASKED_AT_A_TIME: usize = 64;
 
 /// Source to look up.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lookup<'a> {
     pub(super) source: &'a Arc<dyn Source>,
     /// Directory with the manifest and the signature that cover the source.
@@ -181,16 +181,12 @@ pub fn find_now(
         Verify::Manifest(location) | Verify::Sha256(Some(location)) => {
             let found = chosen(&Location::parse(location)?, &sidecars)?;
             require_manifest_files(checkpoint, &found, checkpoint.is_whole() && !by_name)?;
-            let said = lookup
-                .iter()
-                .map(|lookup| from_manifest(lookup, Some(&found)));
-            said.collect()
+            let said = |lookup| from_manifest(lookup, Some(&found));
+            lookup.iter().map(said).collect()
         }
     };
-    let known = known.into_iter();
-    Ok(known
-        .map(|known| known.into_expectation(counting))
-        .collect())
+    let expect = |known: Claims| known.into_expectation(counting);
+    Ok(known.into_iter().map(expect).collect())
 }
 
 /// Reads the manifest that the caller requested.
@@ -247,7 +243,8 @@ fn per_folder<T: Send + Sync>(
 ) -> Result<Vec<Option<Arc<T>>>> {
     let mut folders: Vec<&Location> = Vec::new();
     for lookup in lookup {
-        if !folders.contains(&&lookup.folder) {
+        // Files beside sealed ones are sealed too, and only the checkpoint has the key.
+        if lookup.source.stored().is_none() && !folders.contains(&&lookup.folder) {
             folders.push(&lookup.folder);
         }
     }
@@ -274,13 +271,14 @@ pub(super) fn gather(
         .map(|(lookup, manifest)| from_manifest(lookup, manifest.as_deref()))
         .collect();
     let open = |known: &[Claims]| -> Vec<usize> {
-        let is_open = |at: &usize| scope.goes_on(&known[*at]);
-        (0..known.len()).filter(is_open).collect()
+        (0..known.len())
+            .filter(|at| scope.goes_on(&known[*at]))
+            .collect()
     };
     for at in open(&known) {
-        if let Some(own) = tensorizer::in_file(&**lookup[at].source)? {
-            known[at].claims.push(own);
-        }
+        let own = tensorizer::in_file(&**lookup[at].source)?;
+        let sealed = sealed(lookup[at].source).filter(|_| scope != LookupScope::First);
+        known[at].claims.extend(own.into_iter().chain(sealed));
     }
     let left = open(&known);
     let said = parallel_map(&left, ASKED_AT_A_TIME, |&at| {
@@ -305,13 +303,7 @@ pub(super) fn gather(
         return Ok(known);
     }
     let left = open(&known);
-    let signers: Vec<_> = left
-        .iter()
-        .map(|&at| Lookup {
-            source: lookup[at].source,
-            folder: lookup[at].folder.clone(),
-        })
-        .collect();
+    let signers: Vec<_> = left.iter().map(|&at| lookup[at].clone()).collect();
     let signed = per_folder(&signers, |folder| signature::beside(folder, sidecars))?;
     for (at, signed) in left.into_iter().zip(signed) {
         let (file, folder) = (lookup[at].source.location(), &lookup[at].folder);
@@ -323,6 +315,14 @@ pub(super) fn gather(
         Some((_, error)) => Err(error),
         None => Ok(known),
     }
+}
+
+/// Returns what a sealed manifest states about a source. Loads do not ask unless digests are
+/// required: what is sealed is authenticated as it is opened.
+fn sealed(source: &Arc<dyn Source>) -> Option<Claim> {
+    let (_, transform) = source.stored()?;
+    let sha256 = Digest::from_hex(Algorithm::Sha256, transform.sha256()?)?;
+    Some(Claim::from_whole("the sealed manifest", vec![sha256]))
 }
 
 /// Returns the claim of a manifest about a source.

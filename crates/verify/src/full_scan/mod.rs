@@ -216,6 +216,10 @@ impl Verification {
     /// [`ErrorKind::Cancelled`].
     pub fn run(self) -> Result<VerifyReport> {
         let started = Instant::now();
+        if self.options.write.is_some() && self.opening.key.is_some() {
+            let message = "a manifest would show the names of the tensors that are sealed";
+            return Err(Error::invalid_request(message).with_location(&self.location));
+        }
         let found = Found::find(&self.location, &self.options, &self.opening)?;
         // Begin the manifest before everything is read, so that an unwritable target fails early.
         let begun = found.target.as_deref().map(Begun::at).transpose()?;

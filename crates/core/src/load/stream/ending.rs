@@ -200,7 +200,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::task::Poll;
 
-    use tload_convert::Conversions;
+    use tload_memory::convert::Conversions;
 
     use super::*;
     use crate::format::{Dtype, Entry};

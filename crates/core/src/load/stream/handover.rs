@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-use tload_convert::Conversions;
+use tload_memory::convert::Conversions;
 
 use super::queue::FinishedQueue;
 use super::state::{COMPLETE, State};
