@@ -31,6 +31,7 @@ impl Seals {
         }
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
     pub(super) fn require(&self, _: &Location, _: &[String], _: &Open<'_>) -> Result<()> {
         match self.0 {
             Some(key) => match key {},

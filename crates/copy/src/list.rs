@@ -30,7 +30,7 @@ const DEPTH_MAX: usize = 64;
 pub struct Entry {
     /// Path below the source and below the target, with `/`. Not validated yet.
     pub name: String,
-    /// Where it is.
+    /// Location of the source.
     pub location: Location,
     /// State of the source as it was listed; `None` if only opening it tells.
     pub listed: Option<Origin>,

@@ -36,7 +36,7 @@ pub mod memory {
 
 /// CPUs near GPUs.
 pub mod numa {
-    pub use tload_numa::*;
+    pub use tload_engine::numa::*;
 }
 
 /// The loop of a lane.

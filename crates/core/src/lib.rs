@@ -61,10 +61,10 @@ mod tensor;
 
 // Paths of modules that are in crates below.
 pub(crate) use tload_base::{crc, error, sync};
+pub(crate) use tload_memory::{self as memory, cuda};
 pub(crate) use tload_plan::{self as plan, schedule};
 pub(crate) use tload_storage as storage;
 pub(crate) use {tload_checkpoint as checkpoint, tload_format as format};
-pub(crate) use {tload_cuda as cuda, tload_memory as memory};
 
 /// Copies of checkpoints, with everything beside them, into directories and object stores.
 #[cfg(feature = "object")]

@@ -63,6 +63,7 @@ pub use copiers::{Copiers, CopyTask, copy_panicked};
 pub use fill::{Fill, Read, Step, Window};
 pub use pread::PreadEngine;
 pub use setup::{EngineSetup, Refusal, RingProbe};
+pub use tload_numa as numa;
 pub use transfer::Transfer;
 pub use work::Work;
 

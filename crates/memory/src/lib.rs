@@ -35,7 +35,7 @@ mod write_gate;
 
 // Paths that the crates of tload share.
 pub(crate) use tload_base::{crc, error, sync};
-pub(crate) use tload_cuda as cuda;
+pub use tload_cuda as cuda;
 
 #[doc(inline)]
 pub use crate::sync::event_count::EventCount;

@@ -55,7 +55,7 @@ pub(crate) fn copy(
     options.depth = limits.depth.unwrap_or(options.depth);
     options.range_bytes = limits.extent_bytes.unwrap_or(options.range_bytes);
     let (source, store) = (source.parse().map_err(failed)?, store.read());
-    let target_store = target_store.map(|it| it.read()).transpose();
+    let target_store = target_store.map(StoreArgument::read).transpose();
     let (store, target_store) = (store.map_err(failed)?, target_store.map_err(failed)?);
     let copy = AnyCopy::new(source, target, options, store, target_store).map_err(failed)?;
     let control = copy.control();

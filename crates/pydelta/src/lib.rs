@@ -1,5 +1,5 @@
-//! Patches of checkpoints for the extension module `tload._tload` in `crates/py`: the work of a call
-//! on its thread, and what follows it.
+//! Patches of checkpoints for the extension module `tload._tload` in `crates/py`: the work of a
+//! call on its thread, and what follows it.
 //!
 //! The functions that Python sees are in `crates/py`, which waits for the calls.
 

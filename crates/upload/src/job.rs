@@ -103,8 +103,8 @@ impl UploadJob {
     ///
     /// [`ErrorKind::InvalidRequest`] for a target that is not empty; [`ErrorKind::Changed`] for a
     /// source that was replaced meanwhile, and if another writer was faster;
-    /// [`ErrorKind::Cancelled`]; errors of reading the source and of the store. After an error, what
-    /// has been sent is kept for the next copy.
+    /// [`ErrorKind::Cancelled`]; errors of reading the source and of the store. After an error,
+    /// what has been sent is kept for the next copy.
     pub fn run(self) -> Result<CopyReport> {
         let started = Instant::now();
         self.options.validate()?;

@@ -41,7 +41,7 @@ pub(crate) struct Begun {
 
 impl Begun {
     /// Returns the number of parts of the file.
-    pub(crate) fn part_count(&self) -> usize {
+    pub(crate) fn request_count(&self) -> usize {
         let parts = self.origin.len.div_ceil(self.piece_bytes as u64);
         usize::try_from(parts).expect("at most 50,000")
     }
@@ -66,7 +66,7 @@ impl Begun {
 
     /// Returns the indexes of the parts that are missing.
     pub(crate) fn missing(&self) -> Vec<usize> {
-        let all = 0..self.part_count();
+        let all = 0..self.request_count();
         all.filter(|index| !self.parts.contains_key(index))
             .collect()
     }
@@ -89,7 +89,7 @@ impl Ledger {
         let ledger: Self = serde_json::from_slice(text).ok()?;
         let is_sound = |begun: &Begun| {
             let indexes = begun.parts.keys();
-            begun.piece_bytes > 0 && indexes.max().is_none_or(|&it| it < begun.part_count())
+            begun.piece_bytes > 0 && indexes.max().is_none_or(|&it| it < begun.request_count())
         };
         (ledger.format == FORMAT && ledger.files.values().all(is_sound)).then_some(ledger)
     }
@@ -212,7 +212,7 @@ mod tests {
             parts: BTreeMap::from([(2, "c".to_owned())]),
             is_done: false,
         };
-        assert_eq!((begun.part_count(), begun.range(2)), (3, 20..25));
+        assert_eq!((begun.request_count(), begun.range(2)), (3, 20..25));
         assert_eq!((begun.bytes(), begun.missing()), (5, vec![0, 1]));
         let mut ledger = Ledger::new("w".to_owned(), "s".to_owned(), &["a".to_owned()]);
         ledger.files.insert("a".to_owned(), begun.clone());

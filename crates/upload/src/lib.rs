@@ -7,8 +7,8 @@
 //! `job` owns the order of steps. The crate `copy` lists and reads the source, the client of the
 //! crate `write` sends what is read. `prefix` is the target with its claim, which keeps others off
 //! and is the journal (`ledger`, pure); `workers` keep many requests in flight, and `recorder`
-//! writes the journal meanwhile. `dry_run` says what a copy would do. `small_object` is a file of its
-//! own: a manifest, a configuration.
+//! writes the journal meanwhile. `dry_run` says what a copy would do. `small_object` is a file of
+//! its own: a manifest, a configuration.
 
 #![forbid(unsafe_code)]
 

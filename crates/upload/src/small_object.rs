@@ -1,4 +1,4 @@
-//! One small object that is written beside others, if nobody else has written it meanwhile.
+//! One small object that is written beside others, unless another program has written it meanwhile.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl SmallObject {
     }
 }
 
-/// Writes the list of files of several processes, and so makes them the checkpoint below `location`.
+/// Writes the list of files of several processes: they are the checkpoint below `location` then.
 ///
 /// # Errors
 ///

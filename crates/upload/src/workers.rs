@@ -123,8 +123,8 @@ impl Work<'_> {
     }
 }
 
-/// Guard for a file that a worker opens. Other workers wait for it, as it may have parts to send. On
-/// drop it wakes them, and ends the copy if the worker panics.
+/// Guard for a file that a worker opens. Other workers wait for it, as it may have parts to send.
+/// On drop it wakes them, and ends the copy if the worker panics.
 struct Opening<'a, 'b>(&'a Workers<'b>);
 
 impl Drop for Opening<'_, '_> {
@@ -288,7 +288,7 @@ impl Workers<'_> {
         Ongoing::add(&ongoing.requests, 1);
         let sent = prefix.ask_about(&active.name, move |client| async move {
             let payload = PutPayload::from(bytes);
-            client.send_part(&path, &id, index, payload).await
+            client.send_piece(&path, &id, index, payload).await
         });
         let part = sent.map_err(|error| self.lost(active, error).with_range(range))?;
         recorder.note(&active.name, |begun| {

@@ -26,7 +26,7 @@ impl WriteId {
         (text.len() == DIGITS && text.bytes().all(is_digit)).then(|| Self(text.to_owned()))
     }
 
-    /// Returns the identifier in the name of a shard: `model-0123456789ab-00001-of-00002.safetensors`.
+    /// Returns the identifier in the name of a shard, `model-0123456789ab-00001-of-00002…`.
     /// Other programs put dates and hashes into names: only a name that a write gives has one.
     pub(crate) fn of_shard(name: &str) -> Option<Self> {
         let (id, numbers) = name

@@ -65,7 +65,7 @@ MAX_SHARD_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a rank writes. Sent to each with its plan."""
+    """Place that a rank writes to. Sent to each with its plan."""
 
     id: str
     folder: str

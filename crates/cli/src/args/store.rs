@@ -89,8 +89,8 @@ pub(super) fn without_hub_cache(flag: Arg) -> Arg {
     flag.hide(true).env(Resettable::Reset).value_parser(refuse)
 }
 
-/// Makes a command that reads no objects refuse the options of the cache. The variables stay without
-/// an effect there.
+/// Makes a command that reads no objects refuse the options of the cache. The variables stay
+/// without an effect there.
 pub(super) fn without_cache(flag: Arg) -> Arg {
     if !["cache_dir", "cache_limit", "cache_check", "hf_cache"].contains(&flag.get_id().as_str()) {
         return flag;

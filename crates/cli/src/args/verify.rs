@@ -33,8 +33,8 @@ pub(crate) struct VerifyArgs {
     /// Compare with the manifest at this path or URL
     #[arg(long, value_name = "MANIFEST")]
     pub(crate) manifest: Option<OsString>,
-    /// Write a manifest of weights and index: beside the checkpoint, or to PATH, which may be the URL
-    /// of an object
+    /// Write a manifest of weights and index: beside the checkpoint, or to PATH, which may be the
+    /// URL of an object
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     #[expect(clippy::option_option, reason = "absent, alone, or with a path")]
     pub(crate) write: Option<Option<PathBuf>>,

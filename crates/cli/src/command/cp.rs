@@ -1,4 +1,4 @@
-//! `tload cp`: copies a checkpoint into a directory or a store, shows progress and prints a summary.
+//! `tload cp`: copies a checkpoint into a directory or a store, shows progress, prints a summary.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -22,20 +22,17 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let source = options::location(&args.source)?;
     let store = options::store(&args.store, Some(&source))?;
     let timeout = args.time.timeout;
-    let report = match options::upload_target(&args.target)? {
-        Some(target) => {
-            let copy = UploadJob::new(source.clone(), target.clone()).options(options::copy(args));
-            let target_store = options::target_store(args, &source, &target)?;
-            let copy = copy.store(store).target_store(target_store);
-            let control = copy.control();
-            watch(move || copy.run(), &control, timeout, interrupt)?
-        }
-        None => {
-            let copy = CopyJob::new(&source, &args.target).options(options::copy(args));
-            let copy = copy.store(store);
-            let control = copy.control();
-            watch(move || copy.run(), &control, timeout, interrupt)?
-        }
+    let report = if let Some(target) = options::upload_target(&args.target)? {
+        let copy = UploadJob::new(source.clone(), target.clone()).options(options::copy(args));
+        let target_store = options::target_store(args, &source, &target)?;
+        let copy = copy.store(store).target_store(target_store);
+        let control = copy.control();
+        watch(move || copy.run(), &control, timeout, interrupt)?
+    } else {
+        let copy = CopyJob::new(&source, &args.target).options(options::copy(args));
+        let copy = copy.store(store);
+        let control = copy.control();
+        watch(move || copy.run(), &control, timeout, interrupt)?
     };
     note_unusable(&report, args.skip_unusable);
     if args.json {

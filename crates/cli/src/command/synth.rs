@@ -37,15 +37,12 @@ pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) 
         interrupt,
         progress: &progress,
     };
-    let (place, shards) = match target {
-        Some(target) => {
-            let shards = synth.write_to(&target, &store, args.force, &host)?;
-            (target.to_string(), shards)
-        }
-        None => {
-            synth.write(&args.directory, args.force, &host)?;
-            (args.directory.display().to_string(), synth.shard_count())
-        }
+    let (place, shards) = if let Some(target) = target {
+        let shards = synth.write_to(&target, &store, args.force, &host)?;
+        (target.to_string(), shards)
+    } else {
+        synth.write(&args.directory, args.force, &host)?;
+        (args.directory.display().to_string(), synth.shard_count())
     };
     drop(progress);
     let elapsed = started.elapsed();

@@ -27,18 +27,15 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
     let store = options::store(&args.opening.store, Some(&location))?;
     let store = options::within(args.time.timeout, store)?;
     let mut how = options::verify(args)?;
-    let object = match manifest_object(args, &location)? {
-        Some(target) => {
-            let object = SmallObject::open(&target, &store, args.force)?;
-            let path = interrupt.temporary(temporary_path());
-            how.write = Some(ManifestTarget::Path(path.path().to_owned()));
-            Some((target, object, path))
-        }
-        None => {
-            let paths = args.write.iter().flatten();
-            paths.into_iter().try_for_each(|path| require_local(path))?;
-            None
-        }
+    let object = if let Some(target) = manifest_object(args, &location)? {
+        let object = SmallObject::open(&target, &store, args.force)?;
+        let path = interrupt.temporary(temporary_path());
+        how.write = Some(ManifestTarget::Path(path.path().to_owned()));
+        Some((target, object, path))
+    } else {
+        let paths = args.write.iter().flatten();
+        paths.into_iter().try_for_each(|path| require_local(path))?;
+        None
     };
     let verification = Verification::new(&location)
         .options(how)

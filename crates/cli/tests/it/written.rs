@@ -91,7 +91,7 @@ fn store_is_written_read_and_copied() {
     place.succeeds(&["cp", copy, &back]);
     assert_eq!(tree(Path::new(&back)), files);
     place.fails(&["cp", &back, made], 2, "empty prefix");
-    // From a directory, options of the target alone are enough; a source of another kind has its own.
+    // From a directory, options of the target are enough; a source of another kind has its own.
     let output = place.run_with("--target-store", &["cp", &local, "s3://models/other"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let url = "http://127.0.0.1:1/model.safetensors";

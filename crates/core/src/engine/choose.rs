@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use tload_engine::copier_count::{self, Cores, Pages};
+use tload_engine::numa::Cpus;
 use tload_engine::{PreadEngine, uring};
-use tload_numa::Cpus;
 
 use super::remote::{RemoteEngine, RemoteSetup};
 use super::shared::{SharedEngine, SharedSetup};

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use tload_numa::{Binding, Cpus, Placement, Places, allowed, near, places, sysfs};
+use tload_engine::numa::{Binding, Cpus, Placement, Places, allowed, near, places, sysfs};
 
 use super::destinations::{Destination, Destinations};
 use crate::cuda::Context;

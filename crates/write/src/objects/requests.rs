@@ -41,7 +41,7 @@ impl Client {
     /// # Errors
     ///
     /// Those of the store; [`ErrorKind::NotFound`] if there is no such upload.
-    pub async fn send_part(
+    pub async fn send_piece(
         &self,
         path: &Path,
         id: &str,

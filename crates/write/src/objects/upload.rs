@@ -126,7 +126,7 @@ impl Output for Upload {
         let (path, id) = (self.path.clone(), self.id.clone().unwrap_or_default());
         self.sent += 1;
         self.client.spawn(async move {
-            let sent = client.send_part(&path, &id, index, payload).await;
+            let sent = client.send_piece(&path, &id, index, payload).await;
             let sent = sent.map(|part| (index, part));
             // The upload may have been dropped.
             let _ = ended.send(sent.map_err(|error| error.with_range(offset..offset + len as u64)));

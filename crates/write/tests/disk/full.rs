@@ -1,5 +1,5 @@
-//! A disk that is full, from the first byte to the last that a write needs: the old checkpoint stays,
-//! and nothing is left beside it.
+//! A disk that is full, from the first byte to the last that a write needs: the old checkpoint
+//! stays, and nothing is left beside it.
 
 use std::fs::File;
 use std::path::Path;

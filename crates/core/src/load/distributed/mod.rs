@@ -26,7 +26,7 @@ use crate::plan::{self, RankWant, SharePlan, ShareRules, Slice};
 use crate::ranks::{Group, JoinLimits};
 use crate::report::GroupReport;
 use crate::verify::Verify;
-use tload_numa::Cpus;
+use tload_engine::numa::Cpus;
 use tload_ranks::Hello;
 use tload_ranks::Request;
 use tload_ranks::{Dispatcher, Start};
@@ -181,7 +181,9 @@ impl Loader {
         let indexes = states.len() - self.checkpoint.shards().len();
         let names = std::iter::repeat_n("the index".to_owned(), indexes).chain(locations);
         let mut hello = Hello::new(options.into(), names.zip(states).collect());
-        hello.cpus = tload_numa::allowed().ok().map(|cpus| cpus.to_string());
+        hello.cpus = tload_engine::numa::allowed()
+            .ok()
+            .map(|cpus| cpus.to_string());
         hello
     }
 
