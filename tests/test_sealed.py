@@ -30,7 +30,7 @@ VECTORS = Path(__file__).parent.parent / "crates/sealed/tests/vectors.json"
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command."""
-    line = [sys.executable, "-m", "tload", *map(os.fspath, arguments)]
+    line = [sys.executable, "-m", "tload", *(os.fspath(argument) for argument in arguments)]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
@@ -212,7 +212,7 @@ def test_unseal_and_rekey(plain: Path, sealed: Path, key: Path, tmp_path: Path) 
     assert tensors(sealed, key=key) == tensors(plain)
 
 
-def load_as_rank(rank: int, sealed: Path, key: Path, share: str, target: Path) -> None:
+def load_as_rank(rank: int, sealed: Path, key: Path, share: Any, target: Path) -> None:
     """Load as one of several ranks, and write digests and what the rank read."""
     digests = {}
     with tload.stream(sealed, framework="numpy", key=key, group=tload.Group.torch(), share=share) as stream:

@@ -408,9 +408,9 @@ fn nothing_is_written_to_a_path_that_looks_like_a_url() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().to_str().unwrap();
     for arguments in [
-        &["synth", "s3://bucket/m", "--size", "1MiB"][..],
+        &["synth", "https://host/m", "--size", "1MiB"][..],
         &["man", "gs://bucket/m"],
-        &["verify", model, "--write=s3://bucket/m.json"],
+        &["verify", model, "--write=https://host/m.json"],
         &["bench", "--dir", "s3://bucket/m", "--size", "1MiB"],
     ] {
         fails(arguments, 7, &["the target is a URL"]);
