@@ -217,7 +217,7 @@ def load_as_rank(rank: int, sealed: Path, key: Path, share: Any, target: Path) -
     digests = {}
     with tload.stream(sealed, framework="numpy", key=key, group=tload.Group.torch(), share=share) as stream:
         for name, array in stream:
-            digests[name] = hashlib.sha256(array).hexdigest()
+            digests[name] = hashlib.sha256(array.tobytes()).hexdigest()
     assert stream.report.group is not None
     (target / f"{rank}.json").write_text(json.dumps([digests, stream.report.group.read_bytes]))
 

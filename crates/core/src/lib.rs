@@ -75,7 +75,10 @@ pub mod copy {
         ListedFile, PlannedFile, list_files, read_beside,
     };
     #[doc(inline)]
-    pub use tload_upload::{AnyCopy, SmallObject, UploadJob, publish_fragments};
+    pub use tload_upload::{AnyCopy, UploadJob};
+    // Of the command and the Python package.
+    #[doc(hidden)]
+    pub use tload_upload::{SmallObject, publish_fragments};
 }
 
 /// Digests of checkpoints: what bytes are compared with, and the comparison of a whole checkpoint.
