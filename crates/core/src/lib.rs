@@ -76,7 +76,7 @@ pub mod copy {
     };
     #[doc(inline)]
     pub use tload_upload::{AnyCopy, UploadJob};
-    // Of the command and the Python package.
+    // These are for the command and the Python package.
     #[doc(hidden)]
     pub use tload_upload::{SmallObject, publish_fragments};
 }
