@@ -3,7 +3,7 @@
 //! Programs depend on the crate `tload`. This one is of its commands, is released with it, and may
 //! change in any release.
 //!
-//! What is written lies beside its name, as `.NAME.0123456789ab.tload-partial`. No two processes
+//! A file in progress lies beside its name, `.NAME.0123456789ab.tload-partial`. No two processes
 //! share such a path, so that neither writes into a file that the other has given its name. A file
 //! in progress is locked: those that killed processes have left are not, and are removed by the
 //! next process that writes the name. File systems without locks keep them, and so do directories.

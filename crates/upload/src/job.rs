@@ -231,7 +231,7 @@ impl UploadJob {
             }
             left.push(entry);
         }
-        // What is left in the journal is no longer at the source.
+        // Files that remain in the journal are no longer at the source.
         for (name, begun) in std::mem::replace(&mut ledger.files, kept) {
             if let Some(prefix) = prefix {
                 prefix.discard(&name, begun.upload.as_deref(), found.contains_key(&name))?;

@@ -182,7 +182,7 @@ fn damaged_cache_is_not_handed_over() {
         Ok(tensors) => sealed.assert_all(&tensors),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain()),
     }
-    // What was distrusted is requested again.
+    // Bytes that were not trusted are requested again.
     sealed.assert_all(&sealed.load(&site, &options).0);
 }
 
