@@ -59,15 +59,15 @@ fn all(checkpoint: &Checkpoint) -> (Vec<Tensor>, Report) {
 }
 
 /// Loads again and again, until the report of the only mirror is as wanted.
-fn load_until(
+pub(crate) fn load_until(
     checkpoint: &Checkpoint,
-    file: &[u8],
+    files: &[&[u8]],
     is_enough: impl Fn(&MirrorReport) -> bool,
 ) -> MirrorReport {
     let begun = Instant::now();
     loop {
         let (tensors, report) = all(checkpoint);
-        assert_all(&tensors, &[file]);
+        assert_all(&tensors, files);
         assert_eq!(report.mirrors.len(), 1);
         let mirror = &report.mirrors[0];
         if is_enough(mirror) {
@@ -93,7 +93,7 @@ fn mirror_serves_what_the_origin_does_not_send() {
     let mirror = mirror(&file);
     let options = with(&site, &[("mirrors", &place(&mirror))]);
     let checkpoint = open(&site, &options);
-    load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    load_until(&checkpoint, &[&file], |mirror| mirror.read_bytes > 0);
     server.fault(Rule::always(Fault::StallHeaders).on(Operation::Get));
     let (tensors, report) = all(&checkpoint);
     assert_all(&tensors, &[&file]);
@@ -110,7 +110,7 @@ fn mirror_takes_over_from_an_origin_that_fails() {
     let mirror = mirror(&file);
     let options = with(&site, &[("mirrors", &place(&mirror)), ("retries", "1")]);
     let checkpoint = open(&site, &options);
-    load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    load_until(&checkpoint, &[&file], |mirror| mirror.read_bytes > 0);
     server.fault(Rule::always(Fault::status(500, "InternalError")).on(Operation::Get));
     // The last request of a load asks whether the object is still the one that was opened.
     let error = load(&checkpoint, in_file_order()).err();
@@ -131,7 +131,7 @@ fn failure_of_the_origin_is_not_that_of_a_mirror() {
         assert_all(&all(&checkpoint).0, &[&file]);
     }
     server.clear_faults();
-    let mirror = load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    let mirror = load_until(&checkpoint, &[&file], |mirror| mirror.read_bytes > 0);
     assert_eq!((mirror.failure, mirror.is_dropped), (None, false));
 }
 
@@ -145,7 +145,7 @@ fn files_with_another_etag_are_compared() {
     nginx.put("copy/model.safetensors", &file).expect("a file");
     let place = format!("{}/copy", nginx.url());
     let checkpoint = open(&site, &with(&site, &[("mirrors", &place)]));
-    let mirror = load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    let mirror = load_until(&checkpoint, &[&file], |mirror| mirror.read_bytes > 0);
     assert_eq!((mirror.failure, mirror.is_dropped), (None, false));
 }
 
@@ -165,7 +165,7 @@ fn mirror_with_other_bytes_is_dropped_and_named() {
         let mirror = mirror(other);
         let place = place(&mirror);
         let checkpoint = open(&site, &with(&site, &[("mirrors", &place)]));
-        let report = load_until(&checkpoint, &file, |mirror| mirror.is_dropped);
+        let report = load_until(&checkpoint, &[&file], |mirror| mirror.is_dropped);
         let failure = report.failure.expect("a failure");
         assert!(failure.contains(wanted), "{failure}");
         assert_eq!((&report.location, report.read_bytes), (&place, 0));
@@ -215,9 +215,9 @@ fn mirror_that_changes_or_cuts_is_left() {
         let mirror = mirror(&file);
         let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
         let shown = fault.to_string();
-        load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+        load_until(&checkpoint, &[&file], |mirror| mirror.read_bytes > 0);
         mirror.fault(Rule::always(fault).on(Operation::Get));
-        let report = load_until(&checkpoint, &file, |mirror| mirror.failure.is_some());
+        let report = load_until(&checkpoint, &[&file], |mirror| mirror.failure.is_some());
         assert!(report.failure.is_some(), "{shown}");
     }
 }
@@ -228,10 +228,10 @@ fn dripping_mirror_is_left_within_the_range() {
     let (_server, site) = origin(&file);
     let mirror = mirror(&file);
     let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
-    load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    load_until(&checkpoint, &[&file], |mirror| mirror.read_bytes > 0);
     let pause = Duration::from_millis(100);
     mirror.fault(Rule::always(Fault::Drip { bytes: 10, pause }).on(Operation::Get));
-    let report = load_until(&checkpoint, &file, |mirror| mirror.failure.is_some());
+    let report = load_until(&checkpoint, &[&file], |mirror| mirror.failure.is_some());
     let failure = report.failure.expect("it was too slow");
     assert!(failure.contains("several times faster"), "{failure}");
     mirror.clear_faults();
@@ -247,7 +247,7 @@ fn unreachable_mirror_costs_nothing() {
     };
     let place = format!("http://{gone}/copy");
     let checkpoint = open(&site, &with(&site, &[("mirrors", &place)]));
-    let report = load_until(&checkpoint, &file, |mirror| mirror.failure.is_some());
+    let report = load_until(&checkpoint, &[&file], |mirror| mirror.failure.is_some());
     assert_eq!(report.read_bytes, 0);
 }
 
@@ -267,7 +267,7 @@ fn credentials_stay_with_the_origin() {
     let shown = format!("{options:?}");
     assert!(!shown.contains("hunter2") && !shown.contains("for-mirrors"));
     let checkpoint = open(&site, &options);
-    load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    load_until(&checkpoint, &[&file], |mirror| mirror.read_bytes > 0);
     for request in mirror.requests() {
         let headers = &request.headers;
         assert_eq!(headers["authorization"], "Bearer for-mirrors");
@@ -324,7 +324,7 @@ fn version_that_a_peer_had_before_is_not_read() {
     // With another ETag.
     peer.put("copy/model.safetensors", &*before);
     let checkpoint = open(&site, &with(&site, &[("peers", &place(&peer))]));
-    let other = load_until(&checkpoint, &file, |it| it.failure.is_some());
+    let other = load_until(&checkpoint, &[&file], |it| it.failure.is_some());
     assert_eq!((other.read_bytes, other.is_dropped), (0, false));
     let failure = other.failure.unwrap_or_default();
     assert!(failure.contains("has the ETag \""), "{failure}");
@@ -332,7 +332,7 @@ fn version_that_a_peer_had_before_is_not_read() {
     let copy = mirror(&before);
     copy.put("copy/model.safetensors", &*file);
     let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&copy))]));
-    load_until(&checkpoint, &file, |it| it.read_bytes > 0);
+    load_until(&checkpoint, &[&file], |it| it.read_bytes > 0);
 }
 
 /// A machine that restarts is paused, and used again when it is back.
@@ -342,20 +342,20 @@ fn peer_that_comes_back_is_used_again() {
     let (_server, site) = origin(&file);
     let peer = mirror(&file);
     let checkpoint = open(&site, &with(&site, &[("peers", &place(&peer))]));
-    load_until(&checkpoint, &file, |it| it.read_bytes > 0);
+    load_until(&checkpoint, &[&file], |it| it.read_bytes > 0);
     peer.fault(Rule::always(Fault::ResetBeforeHeaders));
-    let gone = load_until(&checkpoint, &file, |it| it.failure.is_some());
+    let gone = load_until(&checkpoint, &[&file], |it| it.failure.is_some());
     assert!(!gone.is_dropped, "{gone:?}");
-    let gone = load_until(&checkpoint, &file, |_| true);
+    let gone = load_until(&checkpoint, &[&file], |_| true);
     peer.clear_faults();
-    load_until(&checkpoint, &file, |it| it.read_bytes > gone.read_bytes);
+    load_until(&checkpoint, &[&file], |it| it.read_bytes > gone.read_bytes);
     // One that cannot be reached when it is needed first.
     let checkpoint = open(&site, &with(&site, &[("peers", &place(&peer))]));
     peer.fault(Rule::always(Fault::ResetBeforeHeaders));
-    let gone = load_until(&checkpoint, &file, |it| it.failure.is_some());
+    let gone = load_until(&checkpoint, &[&file], |it| it.failure.is_some());
     assert_eq!((gone.read_bytes, gone.is_dropped), (0, false));
     peer.clear_faults();
-    load_until(&checkpoint, &file, |it| it.read_bytes > 0);
+    load_until(&checkpoint, &[&file], |it| it.read_bytes > 0);
 }
 
 /// No peer can be reached, and the origin falls silent: its own limits apply. A request is left for

@@ -14,7 +14,7 @@ use tload_testbed::{Fault, Operation, Rule};
 
 use crate::caching::PATIENCE;
 use crate::fixtures::{assert_all, even, folder, in_file_order, load, read};
-use crate::mirrors::{mirror, origin, with};
+use crate::mirrors::{load_until, mirror, origin, with};
 use crate::sites::{Site, on_sites};
 
 /// Names of the weights, and of what a sealed checkpoint has beside them.
@@ -203,6 +203,9 @@ fn mirrors_pass_ciphertext_on() {
     let place = format!("{}/copy", mirror.url());
     let options = with(&site, &[("mirrors", &*place)]);
     let checkpoint = sealed.open(&site, &options).expect("opens");
+    // A mirror is compared with the origin before it is read.
+    let files = sealed.files.each_ref().map(Vec::as_slice);
+    load_until(&checkpoint, &files, |mirror| mirror.read_bytes > 0);
     server.fault(Rule::always(Fault::StallHeaders).on(Operation::Get));
     let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
     server.clear_faults();
