@@ -304,3 +304,65 @@ def test_nothing_maps_sealed_files(plain: Path, sealed: Path, key: Path, monkeyp
         assert found == {name: wanted[name] for name in found}
         assert cut == wanted[next(iter(found))][2:9]
         assert {name: array.tobytes() for name, array in package.load_file(path).items()} == found
+
+
+RECIPIENT = "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"
+"""The recipient of the documentation of age."""
+
+
+@pytest.mark.usefixtures("sealed")
+def test_saved_checkpoints_are_sealed_on_the_way(plain: Path, key: Path, tmp_path: Path) -> None:
+    given = tload.load(plain, framework="numpy")
+    written, copy = tmp_path / "written", tmp_path / "copy"
+    report = tload.save(given, written, key=key, max_shard_size="1MiB")
+    tload.save(given, copy, max_shard_size="1MiB", plain_names=True)
+    assert len(report.files) > 1
+    assert tensors(written, key=key) == tensors(plain)
+    assert tload.verify(written, key=key)
+    # An independent reader finds what is written without a key.
+    assert sealed_reader.open_checkpoint(written, key.read_text()) == contents(copy)
+    single = tmp_path / "single"
+    assert tload.save({"a": given["a1"]}, single, key=key.read_bytes).files == ("model.safetensors",)
+    assert tensors(single, key=key) == {"a": given["a1"].tobytes()}
+    assert sorted(contents(single)) == ["model.safetensors", "sealed.json", "sealed.manifest"]
+
+
+def test_saved_checkpoints_are_sealed_to_recipients(plain: Path, tmp_path: Path) -> None:
+    pyrage = require("pyrage")
+    identity = pyrage.x25519.Identity.generate()
+    given = tload.load(plain, framework="numpy")
+    tload.save(given, tmp_path / "wrapped", recipients=[RECIPIENT, str(identity.to_public())])
+    assert tensors(tmp_path / "wrapped", key=str(identity)) == tensors(plain)
+    stranger = pyrage.x25519.Identity.generate()
+    with pytest.raises(tload.PermissionDeniedError, match="wrong key"):
+        tload.open(tmp_path / "wrapped", key=str(stranger))
+
+
+@pytest.mark.parametrize(
+    ("location", "keywords", "match"),
+    [
+        ("other", {"manifest": True}, "with a manifest of its own"),
+        ("other.safetensors", {}, "a sealed checkpoint is a directory"),
+        ("other", {"recipients": ["age2"]}, '"age2" is no recipient'),
+        ("full", {}, "not empty"),
+        ("full", {"replace": True}, "plain names are for a new directory"),
+        ("other", {"key": "{}"}, "keyset"),
+    ],
+)
+@pytest.mark.usefixtures("sealed")
+def test_refused_ways_to_seal(location: str, keywords: dict[str, Any], match: str, key: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.json").touch()
+    before = contents(tmp_path)
+    with pytest.raises(tload.InvalidRequestError, match=match):
+        tload.save({"a": np.zeros(2)}, tmp_path / location, **{"key": key, **keywords})
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.usefixtures("sealed")
+def test_tensors_that_are_not_known_are_not_sealed(key: Path, tmp_path: Path) -> None:
+    with pytest.raises(tload.InvalidRequestError, match="sealing needs the names and shapes of all tensors first"):
+        tload.save(iter([("a", np.zeros(2))]), tmp_path / "other", key=key)
+    with pytest.raises(TypeError, match="recipients=: wanted a list of str"):
+        tload.save({"a": np.zeros(2)}, tmp_path / "other", recipients=RECIPIENT)
+    assert not (tmp_path / "other").exists()

@@ -319,6 +319,7 @@ class Writer:
         manifest: bool,
         plain_names: bool,
         fragment: bool,
+        sealing: tuple[Sequence[str], tuple[str, str] | None] | None,
         store: Sequence[tuple[str, str]],
     ) -> Self: ...
     def order(self) -> list[str]:

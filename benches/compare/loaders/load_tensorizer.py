@@ -1,6 +1,6 @@
 """Tensorizer, from a file or URL in its own format (`make_tensorizer.py`).
 
-Option: `num_readers`; by default it chooses itself.
+Options: `num_readers`; by default it chooses itself. `key`, in hexadecimal, of an encrypted file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 import measure
-from tensorizer import TensorDeserializer
+from tensorizer import DecryptionParams, TensorDeserializer
 from tensorizer.stream_io import open_stream
 
 
@@ -27,8 +27,11 @@ def opened(location: str) -> Any:
 
 
 def load(job: measure.Job) -> measure.Tensors:
+    options = dict(job.options)
+    if "key" in options:
+        options["encryption"] = DecryptionParams.from_key(bytes.fromhex(options.pop("key")))
     # The constructor loads everything.
-    yield from TensorDeserializer(opened(job.locations[0]), device="cpu", **job.options).items()
+    yield from TensorDeserializer(opened(job.locations[0]), device="cpu", **options).items()
 
 
 measure.run(load)

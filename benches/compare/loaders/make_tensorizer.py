@@ -1,11 +1,12 @@
-"""Writes a checkpoint in Tensorizer's format: `make_tensorizer.py FOLDER FILE`."""
+"""Writes a checkpoint in Tensorizer's format: `make_tensorizer.py FOLDER FILE [KEY]`, encrypted with a key in hexadecimal."""
 
 import sys
 
-from tensorizer import TensorSerializer
+from tensorizer import EncryptionParams, TensorSerializer
 
 import tload
 
-serializer = TensorSerializer(sys.argv[2])
+encryption = EncryptionParams(key=bytes.fromhex(sys.argv[3])) if len(sys.argv) > 3 else None
+serializer = TensorSerializer(sys.argv[2], encryption=encryption)
 serializer.write_state_dict(tload.load(sys.argv[1]))
 serializer.close()

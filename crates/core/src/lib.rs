@@ -101,20 +101,20 @@ pub mod copy {
 /// ```
 pub mod verify {
     #[doc(inline)]
-    pub use tload_verify::{
+    pub use tload_options::verify::{
         Algorithm, Comparison, Digest, Expectation, Expected, FileError, FileOutcome, FileReport,
         MANIFEST_NAME, Manifest, ManifestFile, ManifestHeader, ManifestTarget, ManifestTensor,
         Mismatch, SignatureText, SignedFiles, Verification, Verify, VerifyControl, VerifyOptions,
         VerifyProgress, VerifyReport, find, read_signature, require_files,
     };
-    pub(crate) use tload_verify::{HINT, corrupt, find_now, implied_header};
+    pub(crate) use tload_options::verify::{HINT, corrupt, find_now, implied_header};
 }
 
 /// Checkpoints that are written: all of their files, or none.
 pub mod write {
     #[doc(inline)]
     pub use tload_write::{
-        Leftover, TensorSpec, Transform, WriteOptions, WriteReport, Writer, remove_incomplete,
+        Leftover, TensorSpec, WriteOptions, WriteReport, Writer, remove_incomplete,
     };
 }
 
@@ -127,6 +127,8 @@ pub mod sealed {
     pub use tload_checkpoint::sealed::{
         Recipients, SealOptions, WrittenCheckpoint, rekey, seal, unseal, write_new_key,
     };
+    #[doc(inline)]
+    pub use tload_sealing::Sealing;
 }
 
 /// Processes that load one checkpoint together.

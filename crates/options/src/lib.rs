@@ -14,7 +14,8 @@ mod variables;
 
 // Paths that the crates of tload share.
 pub(crate) use tload_base::error;
-pub(crate) use {tload_format as format, tload_verify as verify};
+pub(crate) use tload_format as format;
+pub use tload_verify as verify;
 
 pub use keys::{OptionKey, OptionKind, OptionValue};
 pub use load_options::{EngineChoice, LoadOptions};

@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use tload::internal::process_id;
 use tload::verify::require_files;
-use tload::{Canceller, Key, Location, OpenOptions, Precedence, Slice, TensorInfo};
+use tload::{Canceller, Location, OpenOptions, Precedence, Slice, TensorInfo};
 use tload_pymemory::error::exception;
 pub(crate) use tload_pymemory::location::LocationArgument;
 
@@ -18,6 +17,7 @@ use crate::forked::Owned;
 use crate::group::{Group, duration};
 use crate::index::slice;
 use crate::interrupt;
+use crate::key::KeyArgument;
 use crate::options;
 use crate::raised::Raised;
 use crate::store::StoreArgument;
@@ -70,7 +70,7 @@ impl Checkpoint {
         location: LocationArgument,
         store: StoreArgument,
         follow_symlinks: bool,
-        key: Option<(String, String)>,
+        key: Option<KeyArgument>,
         single_file_first: bool,
         group: Option<&Bound<'_, Group>>,
         join_timeout: Option<f64>,
@@ -78,7 +78,7 @@ impl Checkpoint {
         let open = move |mut options: OpenOptions| {
             options.store = store.read()?;
             options.follow_symlinks = follow_symlinks;
-            options.key = key.map(Key::of_kind).transpose()?;
+            options.key = key.map(KeyArgument::read).transpose()?;
             if single_file_first {
                 options.precedence = Precedence::SingleFile;
             }
@@ -94,13 +94,13 @@ impl Checkpoint {
         py: Python<'_>,
         locations: Vec<LocationArgument>,
         store: StoreArgument,
-        key: Option<(String, String)>,
+        key: Option<KeyArgument>,
         group: Option<&Bound<'_, Group>>,
         join_timeout: Option<f64>,
     ) -> PyResult<Self> {
         let open = move |mut options: OpenOptions| {
             options.store = store.read()?;
-            options.key = key.map(Key::of_kind).transpose()?;
+            options.key = key.map(KeyArgument::read).transpose()?;
             let locations = locations.into_iter().map(LocationArgument::parse);
             let locations: Vec<Location> = locations.collect::<Result<_, _>>()?;
             tload::Checkpoint::open_all_with(&locations, options)
@@ -116,11 +116,8 @@ impl Checkpoint {
 
     /// All tensors, by shard, then by offset in the shard.
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
-        self.inner
-            .tensors()
-            .iter()
-            .map(|info| describe(py, info))
-            .collect()
+        let tensors = self.inner.tensors().iter();
+        tensors.map(|info| describe(py, info)).collect()
     }
 
     /// All shards.
@@ -149,8 +146,7 @@ impl Checkpoint {
     /// requests to object stores. Headers and files can be read after a fork.
     fn is_cut_off(&self) -> bool {
         let mut shards = self.inner.shards().iter();
-        self.inner.process() != process_id()
-            && shards.any(|shard| shard.location().protocol().is_some())
+        self.inner.is_inherited() && shards.any(|shard| shard.location().protocol().is_some())
     }
 
     /// Returns the state of the index and of each shard, as text.

@@ -123,9 +123,8 @@ pub(crate) fn show_location(location: LocationArgument) -> String {
 /// Returns whether a location has parts that are not shown. Invalid text may be a secret.
 #[pyfunction]
 pub(crate) fn has_secret(location: LocationArgument) -> bool {
-    location
-        .parse()
-        .map_or(true, |location| location.has_secret())
+    let location = location.parse();
+    location.map_or(true, |location| location.has_secret())
 }
 
 /// Lists the files below a location: paths and lengths.

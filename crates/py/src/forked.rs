@@ -26,9 +26,9 @@ impl<T> Owned<T> {
         }
     }
 
-    /// Returns the ID of the process that created the value.
-    pub(crate) fn process(&self) -> u32 {
-        self.process
+    /// Returns whether another process created the value, and this one is its child.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != process_id()
     }
 }
 
@@ -42,7 +42,7 @@ impl<T> Deref for Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        if self.process != process_id() {
+        if self.is_inherited() {
             let _left_alone = ManuallyDrop::new(self.value.take());
         }
     }

@@ -21,6 +21,7 @@ mod forked;
 mod group;
 mod index;
 mod interrupt;
+mod key;
 mod loader;
 mod options;
 mod pages;

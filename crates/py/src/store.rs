@@ -21,10 +21,8 @@ impl StoreArgument {
 /// Fails if a key is unknown or its value malformed.
 #[pyfunction]
 pub(crate) fn check_store(py: Python<'_>, store: StoreArgument) -> PyResult<()> {
-    store
-        .read()
-        .map(drop)
-        .map_err(|error| exception(py, &error))
+    let read = store.read().map_err(|error| exception(py, &error));
+    read.map(drop)
 }
 
 /// Returns the keys whose values are secrets or may be.

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tload::verify::{Algorithm, Digest, ManifestTarget, SignedFiles, Verification, VerifyOptions};
-use tload::{Error, ErrorKind, Key, OpenOptions};
+use tload::{Error, ErrorKind, OpenOptions};
 
 use crate::checkpoint::LocationArgument;
 use crate::interrupt;
+use crate::key::KeyArgument;
 use crate::store::StoreArgument;
 use crate::watch::Watch;
 
@@ -33,11 +34,9 @@ fn signed((files, ignored): SignedArgument) -> tload::Result<SignedFiles> {
         })?;
         Ok((name, digest))
     };
+    let files = files.into_iter().map(digest);
     Ok(SignedFiles {
-        files: files
-            .into_iter()
-            .map(digest)
-            .collect::<tload::Result<_>>()?,
+        files: files.collect::<tload::Result<_>>()?,
         ignored,
     })
 }
@@ -81,7 +80,7 @@ pub(crate) fn verify(
     options: &Bound<'_, PyAny>,
     store: StoreArgument,
     follow_symlinks: bool,
-    key: Option<(String, String)>,
+    key: Option<KeyArgument>,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Verified> {
     let failed = |error| tload_pymemory::error::exception(py, &error);
@@ -98,7 +97,7 @@ pub(crate) fn verify(
     options.signed = signed.map(self::signed).transpose().map_err(failed)?;
     let mut opening = OpenOptions::from(store.read().map_err(failed)?);
     opening.follow_symlinks = follow_symlinks;
-    opening.key = key.map(Key::of_kind).transpose().map_err(failed)?;
+    opening.key = key.map(KeyArgument::read).transpose().map_err(failed)?;
     let verification = Verification::new(&location.parse().map_err(failed)?)
         .options(options)
         .opening(opening);

@@ -1,18 +1,18 @@
 //! Writers of checkpoints for Python. `python/tload/_files/save.py` is their public interface.
 
 use std::collections::BTreeMap;
-use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use tload::internal::process_id;
 use tload::write::{self, TensorSpec, WriteOptions};
 use tload::{Dtype, Error};
 use tload_pymemory::bytes::with_bytes;
 use tload_pymemory::error::{exception, invalid_request};
 
 use crate::checkpoint::LocationArgument;
+use crate::forked::Owned;
 use crate::interrupt::{self, attend};
+use crate::key::SealingArgument;
 use crate::store::StoreArgument;
 
 /// Writes a checkpoint, tensor by tensor.
@@ -20,8 +20,7 @@ use crate::store::StoreArgument;
 #[derive(Debug)]
 pub(crate) struct Writer {
     /// `None` once it has ended.
-    inner: Mutex<Option<write::Writer>>,
-    process: u32,
+    inner: Owned<Mutex<Option<write::Writer>>>,
 }
 
 impl Writer {
@@ -37,18 +36,9 @@ impl Writer {
     ) -> PyResult<T> {
         attend(py)?;
         let mut inner = self.lock();
-        match inner.as_mut().filter(|_| self.process == process_id()) {
+        match inner.as_mut().filter(|_| !self.inner.is_inherited()) {
             Some(writer) => work(writer)?.map_err(|error| exception(py, &error)),
             None => Err(invalid_request(py, "this writer has ended".to_owned())),
-        }
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if self.process != process_id() {
-            // The files and threads are the parent's.
-            let _left_alone = ManuallyDrop::new(self.lock().take());
         }
     }
 }
@@ -68,7 +58,7 @@ fn spec((name, dtype, shape): Described) -> tload::Result<TensorSpec> {
 impl Writer {
     /// Begins a checkpoint of these tensors; `None` if they are not known yet.
     #[new]
-    #[pyo3(signature = (location, tensors, *, max_shard_size, metadata, aliases, replace, manifest, plain_names, fragment, store))]
+    #[pyo3(signature = (location, tensors, *, max_shard_size, metadata, aliases, replace, manifest, plain_names, fragment, sealing, store))]
     #[expect(
         clippy::fn_params_excessive_bools,
         clippy::too_many_arguments,
@@ -85,6 +75,7 @@ impl Writer {
         manifest: bool,
         plain_names: bool,
         fragment: bool,
+        sealing: Option<SealingArgument>,
         store: StoreArgument,
     ) -> PyResult<Self> {
         let options = WriteOptions::new()
@@ -96,7 +87,10 @@ impl Writer {
             .plain_names(plain_names)
             .fragment(fragment);
         let inner = interrupt::run(py, move || {
-            let options = options.store(store.read()?);
+            let mut options = options.store(store.read()?);
+            if let Some(sealing) = sealing {
+                options = options.sealing(sealing.read()?);
+            }
             let location = location.parse()?;
             let specs: Option<Vec<_>> = tensors
                 .map(|tensors| tensors.into_iter().map(spec).collect::<Result<_, _>>())
@@ -107,8 +101,7 @@ impl Writer {
             }
         })?;
         Ok(Self {
-            inner: Mutex::new(Some(inner)),
-            process: process_id(),
+            inner: Owned::new(Mutex::new(Some(inner))),
         })
     }
 
@@ -146,7 +139,7 @@ impl Writer {
 
     /// Leaves the destination as it is. A forked child leaves the files to its parent.
     fn abort(&self, py: Python<'_>) {
-        if self.process == process_id() {
+        if !self.inner.is_inherited() {
             let writer = self.lock().take();
             py.detach(|| drop(writer));
         }

@@ -67,14 +67,14 @@ impl Key {
     ///
     /// [`ErrorKind::InvalidRequest`] for another name.
     #[doc(hidden)]
-    pub fn of_kind((kind, value): (String, String)) -> Result<Self> {
-        match &*kind {
+    pub fn of_kind(kind: &str, value: String) -> Result<Self> {
+        match kind {
             "text" => Ok(Self::from_text(value)),
             "file" => Ok(Self::from_file(value)),
             "command" => Ok(Self::from_command(value)),
             _ => Err(Error::unknown_name(
                 "kind of key",
-                &kind,
+                kind,
                 &["text", "file", "command"],
             )),
         }

@@ -63,6 +63,17 @@ impl Recipients {
         Ok(())
     }
 
+    /// Reads a list of recipients.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::add`].
+    pub fn parse(texts: &[String]) -> Result<Self> {
+        let mut recipients = Self::new();
+        texts.iter().try_for_each(|text| recipients.add(text))?;
+        Ok(recipients)
+    }
+
     /// Adds the recipients of a file, one a line; empty lines and those that begin with `#` are
     /// skipped.
     ///

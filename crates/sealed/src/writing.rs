@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{Context, SHA256};
@@ -13,15 +13,17 @@ use tload_base::options::location::hexadecimal;
 use tload_base::options::{Location, StoreOptions};
 use tload_base::sync::parallel::parallel_map;
 use tload_copy::{ListedFile, components, list_files};
+use tload_partial::Partial;
 use tload_storage::{FileSource, ObjectSource, Source};
 
 use crate::key::Key;
 use crate::key_file::{KEY_FILE_NAME, KeyFile};
 use crate::keyset::MainKey;
-use crate::manifest::{MANIFEST_NAME, Manifest, ManifestEntry, associated};
-use crate::opened::{OpenedSource, SealedCheckpoint, index};
+use crate::manifest::{MANIFEST_NAME, ManifestEntry};
+use crate::new_checkpoint::NewCheckpoint;
+use crate::opened::{OpenedSource, SealedCheckpoint};
 use crate::recipients::Recipients;
-use crate::stream::{Algorithm, Header, Layout};
+use crate::stream::{Algorithm, Sealer};
 
 /// Bytes that are read at a time from a sealed file, some segments.
 const READ_BYTES: usize = 8 << 20;
@@ -64,41 +66,26 @@ pub fn seal(
     to: &Path,
     options: &SealOptions,
 ) -> Result<WrittenCheckpoint> {
-    let key = match &options.key {
-        Some(key) => key.main_key(None)?,
-        None if options.recipients.is_empty() => {
-            return Err(Error::invalid_request("there is no recipient, and no key")
-                .with_hint("name recipients of age, or pass a keyset of Tink as the key"));
-        }
-        None => MainKey::random(options.algorithm),
-    };
-    let recipients = Some(&options.recipients).filter(|it| !it.is_empty());
-    let key_file = KeyFile::new(&key, recipients)?;
+    let new = NewCheckpoint::new(options.algorithm, &options.recipients, options.key.as_ref())?;
     let plain = globs(&options.plain)?;
     let listed = list_files(from.clone(), store)?;
     require_unsealed(&listed, from)?;
     let target = Target::new(to)?;
     let write = |file: &ListedFile| -> Result<ManifestEntry> {
         let source = open_stored(&place(from, &file.name), store)?;
-        let header = (!plain.is_match(&file.name)).then(|| Header::random(key.algorithm()));
-        let mut writer = Writer::new(target.create(&file.name)?, source.location());
-        let sealed = write_file(
-            &*source,
-            header.as_ref(),
-            |header| {
-                let key = key.file_key(header, &associated(key_file.id(), &file.name));
-                move |segment: &_, bytes: &mut [u8]| key.seal_in_place(segment, bytes)
-            },
-            &mut writer,
-        );
-        let sha256 = sealed?;
+        let sealer = (!plain.is_match(&file.name)).then(|| new.sealer(&file.name));
+        let header = sealer
+            .as_ref()
+            .map(|it| hexadecimal(it.header().as_bytes()));
+        let mut writer = target.create(&file.name)?;
+        let sha256 = write_file(&*source, sealer, &mut writer)?;
         writer.finish()?;
         source.verify_unchanged()?;
         Ok(ManifestEntry {
             name: file.name.clone(),
             bytes: source.len(),
             sha256,
-            header: header.map(|header| hexadecimal(header.as_bytes())),
+            header,
         })
     };
     let entries = parallel_map(&listed, THREADS, write).into_iter();
@@ -107,9 +94,11 @@ pub fn seal(
         files: entries.len(),
         bytes: entries.iter().map(|entry| entry.bytes).sum(),
     };
-    let manifest = seal_bytes(&key, &key_file, &Manifest::new(entries).to_text())?;
-    target.write(MANIFEST_NAME, &manifest)?;
-    target.write(KEY_FILE_NAME, key_file.to_text().as_bytes())?;
+    for (name, bytes) in new.complete(entries)? {
+        let mut writer = target.create(name)?;
+        writer.write(&bytes)?;
+        writer.finish()?;
+    }
     target.finish()?;
     Ok(written)
 }
@@ -138,20 +127,9 @@ pub fn unseal(
     let write = |entry: &ManifestEntry| -> Result<()> {
         components(&entry.name)?;
         let (source, _) = checkpoint.open_file(&from.join(&entry.name), 0, &open)?;
-        let mut writer = Writer::new(target.create(&entry.name)?, source.location());
-        let mut digest = Context::new(&SHA256);
-        let mut at = 0;
-        while at < source.len() {
-            let bytes = source.fetch(at, READ_BYTES)?;
-            if bytes.is_empty() {
-                return Err(ended(&*source, at));
-            }
-            digest.update(&bytes);
-            writer.write(&bytes)?;
-            at += bytes.len() as u64;
-        }
+        let mut writer = target.create(&entry.name)?;
+        let found = write_file(&*source, None, &mut writer)?;
         source.verify_unchanged()?;
-        let found = hexadecimal(digest.finish().as_ref());
         if found != entry.sha256 {
             let message = format!(
                 "has the SHA-256 {found}, and the sealed manifest says {}",
@@ -186,20 +164,10 @@ pub fn rekey(folder: &Path, key: &Key, recipients: &Recipients) -> Result<()> {
     let text = source.fetch(0, READ_BYTES)?;
     let file = KeyFile::parse(&text).map_err(located)?;
     let file = file.rekeyed(key, recipients).map_err(located)?;
-    let partial = folder.join(format!(".{KEY_FILE_NAME}.tload-partial"));
-    let failed =
-        |error| Error::from_io("cannot write the file", error).with_location(path.display());
-    let write = || {
-        let mut new = File::create(&partial)?;
-        new.write_all(file.to_text().as_bytes())?;
-        new.sync_all()?;
-        fs::rename(&partial, &path)?;
-        sync_folder(folder)
-    };
-    write().map_err(|error| {
-        let _ = fs::remove_file(&partial);
-        failed(error)
-    })
+    let mut partial = Partial::new(&path)?;
+    let mut writer = Writer::new(partial.create_file()?, &path.display());
+    writer.write(file.to_text().as_bytes())?;
+    partial.complete(true)
 }
 
 /// Writes a new data key as a keyset of Tink, to a file that only its owner may read.
@@ -220,73 +188,42 @@ pub fn write_new_key(algorithm: Algorithm, to: &Path) -> Result<()> {
         let error = if error.kind() == io::ErrorKind::AlreadyExists {
             Error::invalid_request("the key file exists already")
         } else {
-            Error::from_io("cannot write the key file", error)
+            Error::from_write("cannot write the key file", error)
         };
         error.with_location(to.display())
     })
 }
 
-/// Writes a file, in segments if it has a header, and returns the SHA-256 of what it was before.
-fn write_file<S>(
+/// Writes a file, sealed if there is a sealer, and returns the SHA-256 of what it was before.
+fn write_file(
     source: &dyn Source,
-    header: Option<&Header>,
-    sealing: impl FnOnce(&Header) -> S,
+    mut sealer: Option<Sealer>,
     writer: &mut Writer,
-) -> Result<String>
-where
-    S: Fn(&crate::stream::Segment, &mut [u8]) -> [u8; crate::stream::TAG_BYTES],
-{
-    let mut digest = Context::new(&SHA256);
-    let len = source.len();
-    let mut next = |start: u64, end: u64| -> Result<Vec<u8>> {
-        let bytes = source.fetch(start, index(end - start))?;
-        if bytes.len() as u64 != end - start {
-            return Err(ended(source, start + bytes.len() as u64));
+) -> Result<String> {
+    let (mut digest, mut sealed, mut at) = (Context::new(&SHA256), Vec::new(), 0);
+    while at < source.len() {
+        let bytes = source.fetch(at, READ_BYTES)?;
+        if bytes.is_empty() {
+            return Err(ended(source, at));
         }
+        at += bytes.len() as u64;
         digest.update(&bytes);
-        Ok(bytes)
-    };
-    if let Some(header) = header {
-        let too_long = |error| {
-            let message = format!("{error}");
-            Error::unsupported(message).with_location(source.location())
-        };
-        let layout = Layout::of_opened(header.algorithm(), len).map_err(too_long)?;
-        let seal = sealing(header);
-        writer.write(header.as_bytes())?;
-        for number in 0..=layout.last() {
-            let segment = layout.segment(number);
-            let mut bytes = next(segment.opened.start, segment.opened.end)?;
-            let tag = seal(&segment, &mut bytes);
+        let Some(sealer) = &mut sealer else {
             writer.write(&bytes)?;
-            writer.write(&tag)?;
-        }
-    } else {
-        let mut at = 0;
-        while at < len {
-            let end = len.min(at + READ_BYTES as u64);
-            writer.write(&next(at, end)?)?;
-            at = end;
-        }
+            continue;
+        };
+        let pushed = sealer.push(&bytes, &mut sealed);
+        pushed.map_err(|error| {
+            Error::unsupported(error.to_string()).with_location(source.location())
+        })?;
+        writer.write(&sealed)?;
+        sealed.clear();
+    }
+    if let Some(sealer) = sealer {
+        sealer.finish(&mut sealed);
+        writer.write(&sealed)?;
     }
     Ok(hexadecimal(digest.finish().as_ref()))
-}
-
-/// Seals a short file in memory.
-fn seal_bytes(key: &MainKey, key_file: &KeyFile, text: &[u8]) -> Result<Vec<u8>> {
-    let header = Header::random(key.algorithm());
-    let layout = Layout::of_opened(key.algorithm(), text.len() as u64);
-    let layout = layout.map_err(|error| Error::unsupported(error.to_string()))?;
-    let file_key = key.file_key(&header, &associated(key_file.id(), MANIFEST_NAME));
-    let mut sealed = header.as_bytes().to_vec();
-    for number in 0..=layout.last() {
-        let segment = layout.segment(number);
-        let mut bytes = text[index(segment.opened.start)..index(segment.opened.end)].to_vec();
-        let tag = file_key.seal_in_place(&segment, &mut bytes);
-        sealed.extend(bytes);
-        sealed.extend(tag);
-    }
-    Ok(sealed)
 }
 
 /// Opens a file or an object as it is stored.
@@ -335,85 +272,52 @@ fn ended(source: &dyn Source, at: u64) -> Error {
     Error::new(ErrorKind::Changed, message).with_location(source.location())
 }
 
-/// Directory that is being written, under another name until it is complete.
-struct Target {
-    partial: PathBuf,
-    to: PathBuf,
-}
+/// Directory that is being written.
+struct Target(Partial);
 
 impl Target {
     fn new(to: &Path) -> Result<Self> {
-        let failed = |error| {
-            Error::from_io("cannot create the directory", error).with_location(to.display())
-        };
-        if to.symlink_metadata().is_ok() {
-            return Err(Error::invalid_request("the target exists already")
-                .with_location(to.display())
-                .with_hint("name a new directory"));
-        }
-        let name = to.file_name().unwrap_or_default().to_string_lossy();
-        let partial = to.with_file_name(format!(".{name}.tload-partial-{}", std::process::id()));
-        fs::create_dir(&partial).map_err(failed)?;
-        let to = to.to_owned();
-        Ok(Self { partial, to })
+        let mut partial = Partial::new(to)?;
+        partial.refuse_existing()?;
+        partial.create_folder()?;
+        Ok(Self(partial))
     }
 
     /// Creates a file, and the directories that it is in.
-    fn create(&self, name: &str) -> Result<File> {
-        let mut path = self.partial.clone();
+    fn create(&self, name: &str) -> Result<Writer> {
+        let mut path = self.0.beside().to_owned();
         path.extend(components(name)?);
         let create = || {
             fs::create_dir_all(path.parent().expect("below the target"))?;
             File::create_new(&path)
         };
-        create().map_err(|error| {
-            Error::from_io("cannot create the file", error).with_location(path.display())
-        })
-    }
-
-    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let mut writer = Writer::new(self.create(name)?, name);
-        writer.write(bytes)?;
-        writer.finish()
+        let file = create().map_err(|error| {
+            Error::from_write("cannot create the file", error).with_location(path.display())
+        })?;
+        Ok(Writer::new(file, &path.display()))
     }
 
     /// Gives the directory its name, once all is on the disk.
     fn finish(self) -> Result<()> {
-        let finish = || {
-            sync_folders(&self.partial)?;
-            fs::rename(&self.partial, &self.to)?;
-            match self.to.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent),
-                Some(_) | None => sync_folder(Path::new(".")),
-            }
-        };
-        finish().map_err(|error| {
-            let location = self.to.display();
-            Error::from_io("cannot finish the directory", error).with_location(location)
-        })
+        sync_folders(self.0.beside()).map_err(|error| {
+            let location = self.0.path().display();
+            Error::from_write("cannot finish the directory", error).with_location(location)
+        })?;
+        self.0.complete(false)
     }
 }
 
-impl Drop for Target {
-    fn drop(&mut self) {
-        // Nothing has this name if the directory was finished.
-        let _ = fs::remove_dir_all(&self.partial);
-    }
-}
-
+/// Waits until storage has the names in the directories below.
+#[expect(clippy::disallowed_methods, reason = "a directory, to be written out")]
 fn sync_folders(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
             sync_folders(&entry.path())?;
+            File::open(entry.path())?.sync_all()?;
         }
     }
-    sync_folder(folder)
-}
-
-#[expect(clippy::disallowed_methods, reason = "a directory, to be written out")]
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+    Ok(())
 }
 
 /// File that is being written.
@@ -423,7 +327,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(file: File, location: &(impl ToString + ?Sized)) -> Self {
+    fn new(file: File, location: &impl ToString) -> Self {
         let location = location.to_string();
         Self { file, location }
     }
@@ -438,6 +342,6 @@ impl Writer {
     }
 
     fn failed(&self, error: io::Error) -> Error {
-        Error::from_io("cannot write the copy", error).with_location(&self.location)
+        Error::from_write("cannot write", error).with_location(&self.location)
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use aws_lc_rs::digest::{SHA256, digest};
 use serde::Deserialize;
 use tload_sealed::MainKey;
-use tload_sealed::stream::{Algorithm, Header, Layout};
+use tload_sealed::stream::{Algorithm, Header, Layout, Sealer};
 
 #[derive(Deserialize)]
 struct Vector {
@@ -39,23 +39,21 @@ fn files_are_sealed_and_opened_as_tink_does() {
     assert_eq!(vectors.len(), 12);
     for vector in vectors {
         let algorithm = Algorithm::from_name(&vector.algorithm).expect("known");
-        let key = MainKey::from_keyset(&vector.keyset).expect("a keyset of Tink");
-        assert_eq!(key.algorithm(), algorithm);
+        let main = MainKey::from_keyset(&vector.keyset).expect("a keyset of Tink");
+        assert_eq!(main.algorithm(), algorithm);
         let header = Header::parse(algorithm, &bytes(&vector.header)).expect("a header");
-        let key = key.file_key(&header, &bytes(&vector.associated));
+        let key = main.file_key(&header, &bytes(&vector.associated));
         let file: Vec<u8> = (0..vector.bytes)
             .map(|at| (at * 31 % 251).to_le_bytes()[0])
             .collect();
         let layout = Layout::of_opened(algorithm, file.len() as u64).expect("short");
         assert_eq!(layout.sealed_len(), vector.sealed_bytes);
-        let mut sealed = header.as_bytes().to_vec();
-        for number in 0..=layout.last() {
-            let segment = layout.segment(number);
-            let mut own = file[index(&segment.opened)].to_vec();
-            let tag = key.seal_in_place(&segment, &mut own);
-            sealed.extend(own);
-            sealed.extend(tag);
+        let own = main.file_key(&header, &bytes(&vector.associated));
+        let (mut sealer, mut sealed) = (Sealer::new(own, header), Vec::new());
+        for piece in file.chunks(1_000_003) {
+            sealer.push(piece, &mut sealed).expect("short");
         }
+        sealer.finish(&mut sealed);
         let found = digest(&SHA256, &sealed);
         assert_eq!(
             found.as_ref(),

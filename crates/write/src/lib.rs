@@ -39,7 +39,7 @@ pub use report::WriteReport;
 #[cfg(feature = "testing")]
 pub use step::{kill_at, steps};
 pub use tensor_spec::TensorSpec;
-pub use transform::Transform;
+pub use transform::{Sealing, SmallFile, Transform};
 pub use write_id::WriteId;
 pub use write_options::{SHARD_BYTES_MAX, WriteOptions};
 pub use writer::Writer;

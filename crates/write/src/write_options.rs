@@ -1,17 +1,13 @@
 //! Options of a write.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::options::StoreOptions;
-use crate::transform::Transform;
+use crate::transform::Sealing;
 
 /// Default maximum of bytes of tensors in one file: that of `huggingface_hub`.
 pub const SHARD_BYTES_MAX: u64 = 5_000_000_000;
-
-/// Makes the transform of the file with this name.
-type Transforms = Arc<dyn Fn(&str) -> Box<dyn Transform> + Send + Sync>;
 
 /// Options of a write.
 ///
@@ -24,7 +20,7 @@ type Transforms = Arc<dyn Fn(&str) -> Box<dyn Transform> + Send + Sync>;
 /// let options = WriteOptions::new().replace(true).max_shard_bytes(2 << 30);
 /// # let _ = options;
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent flags")]
 pub struct WriteOptions {
     pub(crate) shard_bytes_max: u64,
@@ -35,7 +31,7 @@ pub struct WriteOptions {
     pub(crate) plain_names: bool,
     pub(crate) is_fragment: bool,
     pub(crate) store: StoreOptions,
-    pub(crate) transforms: Option<Transforms>,
+    pub(crate) sealing: Option<Arc<dyn Sealing>>,
 }
 
 impl WriteOptions {
@@ -51,7 +47,7 @@ impl WriteOptions {
             plain_names: false,
             is_fragment: false,
             store: StoreOptions::new(),
-            transforms: None,
+            sealing: None,
         }
     }
 
@@ -117,30 +113,17 @@ impl WriteOptions {
         self
     }
 
-    /// Sets what changes the bytes of each file on their way.
+    /// Seals the checkpoint on its way. Its names are then plain, so that there must be nothing
+    /// yet, and its tensors must be known first.
     #[must_use]
-    pub fn transform(
-        mut self,
-        of_file: impl Fn(&str) -> Box<dyn Transform> + Send + Sync + 'static,
-    ) -> Self {
-        self.transforms = Some(Arc::new(of_file));
-        self
+    pub fn sealing(mut self, sealing: Arc<dyn Sealing>) -> Self {
+        self.sealing = Some(sealing);
+        self.plain_names(true)
     }
 }
 
 impl Default for WriteOptions {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl fmt::Debug for WriteOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteOptions")
-            .field("shard_bytes_max", &self.shard_bytes_max)
-            .field("replace", &self.replace)
-            .field("manifest", &self.manifest)
-            .field("plain_names", &self.plain_names)
-            .finish_non_exhaustive()
     }
 }

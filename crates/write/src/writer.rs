@@ -93,7 +93,7 @@ impl Writer {
     pub fn create(location: &Location, options: WriteOptions) -> Result<Self> {
         for (is_set, what) in [
             (options.manifest, "a manifest"),
-            (options.transforms.is_some(), "a transform"),
+            (options.sealing.is_some(), "sealing"),
         ] {
             if is_set {
                 let message = format!("{what} needs the names and shapes of all tensors first");
@@ -131,8 +131,15 @@ impl Writer {
                 .with_tensor(name)
                 .with_hint("store that tensor under its own name"));
         }
+        let target = target::open(location, &options)?;
+        if options.sealing.is_some() && (options.manifest || target.naming().only.is_some()) {
+            let message = "a sealed checkpoint is a directory, with a manifest of its own";
+            return Err(Error::invalid_request(message)
+                .with_location(location)
+                .with_hint("name a directory, and leave the manifest out"));
+        }
         Ok(Self {
-            target: target::open(location, &options)?,
+            target,
             options,
             location: location.to_string(),
             planned: None,
@@ -189,15 +196,9 @@ impl Writer {
     /// [`ErrorKind::InvalidRequest`] for more bytes than the tensor has; the kinds of I/O.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.unless_failed(|writer| {
-            let (file, left) = match &mut writer.file {
-                Some(file) => {
-                    let left = file.left;
-                    (Some(file), left)
-                }
-                None => (None, 0),
-            };
             let len = bytes.len() as u64;
-            let Some(file) = file.filter(|_| len <= left) else {
+            let left = writer.file.as_ref().map_or(0, |file| file.left);
+            let Some(file) = writer.file.as_mut().filter(|_| len <= left) else {
                 let message = format!("{len} bytes came, and the tensor lacks {left}");
                 return Err(Error::invalid_request(message));
             };
@@ -369,14 +370,13 @@ impl Writer {
     fn metadata(&self) -> BTreeMap<String, String> {
         let mut metadata = self.options.metadata.clone();
         if self.target.naming().only.is_some() {
-            let aliases = self.options.aliases.clone();
-            metadata.extend(aliases);
+            metadata.extend(self.options.aliases.clone());
         }
         metadata
     }
 
     fn stream(&mut self, name: &str, len: Option<u64>, room: usize) -> Result<Stream> {
-        let transform = self.options.transforms.as_ref().map(|make| make(name));
+        let transform = self.options.sealing.as_ref().map(|it| it.file(name));
         let stored = |len| transform.as_ref().map_or(len, |it| it.stored_len(len));
         let output = self.target.create(name, len.map(stored))?;
         Stream::new(output, transform, room)
@@ -429,7 +429,7 @@ impl Writer {
         let naming = self.target.naming();
         let is_indexed = naming.single().is_none() || self.files.len() > 1;
         let aliases = &self.options.aliases;
-        let index = is_indexed.then(|| index::render(self.tensor_bytes, aliases, &self.files));
+        let mut index = is_indexed.then(|| index::render(self.tensor_bytes, aliases, &self.files));
         if self.options.manifest {
             if let Some(index) = &index {
                 let said = of_text(index);
@@ -437,6 +437,13 @@ impl Writer {
             }
             let text = self.manifest.render();
             self.target.write_small(MANIFEST_NAME, &text)?;
+        }
+        if let Some(sealing) = &self.options.sealing {
+            let seal = |text: Vec<u8>| sealing.small_file(INDEX_NAME, &text);
+            index = index.map(seal).transpose()?;
+            for (name, text) in sealing.complete()? {
+                self.target.write_small(&name, &text)?;
+            }
         }
         let replaced = self.target.commit(index.as_deref())?;
         Ok(WriteReport {

@@ -261,6 +261,7 @@ class StorageWriter(_StorageWriter):
             manifest=False,
             plain_names=False,
             fragment=place.is_store,
+            sealing=None,
             store=self._pairs() if place.is_store else [],
         )
         try:

@@ -12,18 +12,19 @@ from tload import _tload
 from tload._options import store_options
 from tload._report import spans
 from tload._report.decode import decode
+from tload._sources.keys import read_sealing
 from tload._sources.locations import check_location
 from tload._tensors import stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Unpack
 
     import numpy as np
     import torch
 
     from tload._options.keywords import StoreKeywords
-    from tload.typing import Location, Size, Store
+    from tload.typing import Key, Location, Size, Store
 
 WRITE_BYTES = 64 << 20
 """Bytes between two checks for signals."""
@@ -72,6 +73,8 @@ def save(
     replace: bool = False,
     manifest: bool = False,
     plain_names: bool = False,
+    key: Key | None = None,
+    recipients: Sequence[str] = (),
     store: Store | None = None,
     **keywords: Unpack[StoreKeywords],
 ) -> SaveReport:
@@ -104,6 +107,12 @@ def save(
             iterators, nor to replace a checkpoint in a store. Default: `False`.
         plain_names: Name shards as `huggingface_hub` does, `model-00001-of-00002.safetensors`, not
             with the identifier of the write. Only for a new directory. Default: `False`.
+        key: Keyset of Tink to seal the checkpoint with: see `tload.open` for its forms. A sealed
+            checkpoint is written to a new directory or an empty prefix, with plain names, from a
+            mapping or module, and without `manifest`: it has one of its own. Default: a new key if
+            there are recipients, else the checkpoint is not sealed; variables are not read.
+        recipients: Public keys of age, its plugins or SSH, whose owners can open the checkpoint.
+            Default: none.
         store: Options of the object store: see `tload.open`.
         **keywords: Keys of `store`: see `tload.open`.
 
@@ -119,6 +128,7 @@ def save(
     Examples:
         >>> tload.save(module, "model", max_shard_size="2GB")
         >>> tload.save({"a": torch.zeros(2)}, "a.safetensors", replace=True)
+        >>> tload.save(module, "s3://bucket/sealed", key=pathlib.Path("key.json"))
         >>> tload.save(((name, tensor.half()) for name, tensor in tload.stream("model")), "half")
     """
     check_location("location", location)
@@ -147,6 +157,7 @@ def save(
             manifest=manifest,
             plain_names=plain_names,
             fragment=False,
+            sealing=read_sealing(key, recipients),
             store=store_options.resolve(location, store, os.environ),
         )
         try:
@@ -164,8 +175,8 @@ def save(
         finally:
             writer.abort()
         decoded: SaveReport = decode(SaveReport, json.loads(report))
-        for key in ("location", "tensors", "tensor_bytes"):
-            describe(key, getattr(decoded, key))
+        for name in ("location", "tensors", "tensor_bytes"):
+            describe(name, getattr(decoded, name))
     return decoded
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tload._errors import InvalidRequestError, advise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tload.typing import Key
 
@@ -38,6 +38,16 @@ def read_key(key: Key | None, environment: Mapping[str, str]) -> tuple[str, str]
     source = "the function of key=" if callable(key) else "key="
     message = f"{source}: wanted a str or bytes, found {type(text).__qualname__}"
     raise TypeError(message)
+
+
+def read_sealing(key: Key | None, recipients: Sequence[str]) -> tuple[list[str], tuple[str, str] | None] | None:
+    """Return the recipients and the key of a checkpoint to seal, or None if it is not to be sealed."""
+    if isinstance(recipients, str):
+        message = "recipients=: wanted a list of str, found str"
+        raise TypeError(message)
+    if key is None and not recipients:
+        return None
+    return [*recipients], None if key is None else read_key(key, {})
 
 
 def is_secret(key: Key | None) -> bool:

@@ -3,12 +3,15 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tempfile::TempDir;
 use tload::cache::finish_caching;
-use tload::sealed::{Algorithm, Recipients, SealOptions, seal, write_new_key};
+use tload::sealed::{Algorithm, Recipients, SealOptions, Sealing, seal, write_new_key};
+use tload::write::{TensorSpec, WriteOptions, Writer};
 use tload::{
     Checkpoint, ErrorKind, Key, Location, OpenOptions, Report, Result, StoreOptions, Tensor,
+    TensorInfo,
 };
 use tload_testbed::{Fault, Operation, Rule};
 
@@ -140,6 +143,50 @@ fn sealed_checkpoints_load_from_every_store(site: &Rc<Site>) {
         "{}",
         error.chain()
     );
+}
+
+on_sites!(written_checkpoints_are_sealed_on_the_way: versitygw, moto, azurite);
+fn written_checkpoints_are_sealed_on_the_way(site: &Rc<Site>) {
+    let sealed = Sealed::new();
+    let plain = Checkpoint::open(sealed.folder.path().join("plain")).expect("opens");
+    let (tensors, _) = load(&plain, in_file_order()).expect("loads");
+    // Creates the bucket.
+    site.put("other", b"x");
+    let to = site.location("m");
+    let write = || -> Result<()> {
+        let sealing = Sealing::new(&Recipients::new(), Some(&sealed.key))?;
+        let options = WriteOptions::new().store(site.options.clone());
+        let options = options
+            .max_shard_bytes(5_000_000)
+            .sealing(Arc::new(sealing));
+        let spec = |info: &TensorInfo| {
+            let shape: Vec<_> = info.shape().iter().map(|&dim| dim as u64).collect();
+            TensorSpec::new(info.name(), info.dtype(), shape)
+        };
+        let specs: Vec<_> = plain.tensors().iter().map(spec).collect::<Result<_>>()?;
+        let mut writer = Writer::planned(&to, specs.clone(), options)?;
+        let order: Vec<_> = writer.order().map(str::to_owned).collect();
+        for name in order {
+            let spec = specs.iter().find(|it| it.name() == name);
+            let tensor = tensors.iter().find(|it| it.name() == name);
+            writer.begin(spec.expect("planned").clone())?;
+            writer.write(tensor.expect("is there").bytes())?;
+        }
+        writer.finish().map(drop)
+    };
+    write().expect("is written");
+    let error = write().expect_err("is there");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+    let options = OpenOptions::from(&site.options).client(site.client.clone());
+    let written = Checkpoint::open_with(to.clone(), options.key(sealed.key.clone()));
+    let written = written.expect("opens");
+    assert!(written.shards().len() > 1);
+    let (found, _) = load(&written, in_file_order()).expect("loads");
+    assert_eq!(found.len(), tensors.len());
+    for tensor in &found {
+        let wanted = tensors.iter().find(|it| it.name() == tensor.name());
+        assert!(tensor.bytes() == wanted.expect("was written").bytes());
+    }
 }
 
 on_sites!(cache_keeps_what_is_sealed: faulty, versitygw, azurite, nginx);

@@ -41,11 +41,11 @@ impl FileKey {
         }
     }
 
-    fn nonce(&self, segment: &Segment) -> Nonce {
+    fn nonce(&self, number: u32, is_last: bool) -> Nonce {
         let mut nonce = [0; NONCE_LEN];
         nonce[..PREFIX_BYTES].copy_from_slice(&self.prefix);
-        nonce[PREFIX_BYTES..NONCE_LEN - 1].copy_from_slice(&segment.number.to_be_bytes());
-        nonce[NONCE_LEN - 1] = segment.is_last.into();
+        nonce[PREFIX_BYTES..NONCE_LEN - 1].copy_from_slice(&number.to_be_bytes());
+        nonce[NONCE_LEN - 1] = is_last.into();
         Nonce::assume_unique_for_key(nonce)
     }
 
@@ -65,7 +65,7 @@ impl FileKey {
             return Err(Unauthentic);
         };
         let (text, tag) = sealed.split_at(text_len);
-        let nonce = self.nonce(segment);
+        let nonce = self.nonce(segment.number, segment.is_last);
         let open = self
             .key
             .open_separate_gather(nonce, Aad::empty(), text, tag, opened);
@@ -85,7 +85,7 @@ impl FileKey {
         segment: &Segment,
         sealed: &'a mut [u8],
     ) -> Result<&'a [u8], Unauthentic> {
-        let nonce = self.nonce(segment);
+        let nonce = self.nonce(segment.number, segment.is_last);
         let opened_len = match self.key.open_in_place(nonce, Aad::empty(), sealed) {
             Ok(opened) => Some(opened.len()),
             Err(_) => None,
@@ -97,10 +97,10 @@ impl FileKey {
         Ok(&sealed[..opened_len])
     }
 
-    /// Seals a segment in place, and returns its tag.
+    /// Seals the segment of this number in place, and returns its tag.
     #[must_use]
-    pub fn seal_in_place(&self, segment: &Segment, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
-        let nonce = self.nonce(segment);
+    pub fn seal_in_place(&self, number: u32, is_last: bool, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
+        let nonce = self.nonce(number, is_last);
         let sealed = self
             .key
             .seal_in_place_separate_tag(nonce, Aad::empty(), bytes);

@@ -18,7 +18,7 @@ pub const SEGMENT_BYTES: u64 = 1 << 20;
 pub const TAG_BYTES: usize = 16;
 
 /// Places of a segment.
-const PLACES: u64 = SEGMENT_BYTES - TAG_BYTES as u64;
+pub(super) const PLACES: u64 = SEGMENT_BYTES - TAG_BYTES as u64;
 
 /// Maximum number of segments of a file: their numbers have 32 bits.
 const SEGMENTS_MAX: u64 = 1 << 32;

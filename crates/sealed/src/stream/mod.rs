@@ -17,10 +17,12 @@
 mod cipher;
 mod header;
 mod layout;
+mod sealer;
 
 pub use cipher::{FileKey, Unauthentic};
 pub use header::{Header, HeaderError};
 pub use layout::{Layout, LengthError, SEGMENT_BYTES, Segment, TAG_BYTES};
+pub use sealer::Sealer;
 
 /// Algorithm: the length of its keys is the only difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,15 +10,12 @@ use super::*;
 fn seal(main: &[u8], header: &Header, associated: &[u8], file: &[u8]) -> Vec<u8> {
     let key = FileKey::derive(main, header, associated);
     let layout = Layout::of_opened(header.algorithm(), file.len() as u64).expect("short");
-    let mut sealed = header.as_bytes().to_vec();
-    for number in 0..=layout.last() {
-        let segment = layout.segment(number);
-        assert_eq!(sealed.len() as u64, segment.sealed.start);
-        let mut bytes = file[range(&segment.opened)].to_vec();
-        let tag = key.seal_in_place(&segment, &mut bytes);
-        sealed.extend(bytes);
-        sealed.extend(tag);
+    let mut sealer = Sealer::new(key, *header);
+    let mut sealed = Vec::new();
+    for piece in file.chunks(700_001) {
+        sealer.push(piece, &mut sealed).expect("short");
     }
+    sealer.finish(&mut sealed);
     assert_eq!(sealed.len() as u64, layout.sealed_len());
     sealed
 }

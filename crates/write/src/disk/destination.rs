@@ -68,7 +68,7 @@ impl OpenedPath {
             }
             Some(old) if !old.is_empty && options.plain_names && !is_file => {
                 return refused("plain names are for a new directory: readers of the old index would read new shards")
-                    .map_err(|error| error.with_hint("leave plain_names out, or write to a new directory"));
+                    .map_err(|error| error.with_hint("write to a new directory: only sealed checkpoints and plain_names need one"));
             }
             Some(_) | None => {}
         }

@@ -27,7 +27,7 @@ impl Client {
             }
             None => "another program was faster: it has written what is there now".to_owned(),
         };
-        let hint = "see that no two programs write to the same place, and write again; tload rm --incomplete removes the claim of a killed one when it is a day old";
+        let hint = "see that no two programs write to the same place, and write again; tload rm --incomplete removes the claim of a killed writer when it is a day old, and a killed copy is resumed, or started over with force";
         Error::new(ErrorKind::Changed, message)
             .with_location(self.location())
             .with_hint(hint)

@@ -81,7 +81,8 @@ impl ObjectTarget {
             && let Some(found) = plain(&level).next()
         {
             let message = format!("plain names are for an empty prefix, and {found:?} is there");
-            return refused(message, "leave plain_names out, or write to another prefix");
+            let hint = "write to another prefix: only sealed checkpoints and plain_names need an empty one";
+            return refused(message, hint);
         }
         let is_foreign = |name: &&str| name.ends_with(SUFFIX) && WriteId::of_shard(name).is_none();
         if let Some(found) = plain(&level).find(is_foreign) {
@@ -110,7 +111,7 @@ impl ObjectTarget {
                 id: WriteId::draw(),
                 only: None,
                 is_plain: options.plain_names,
-                indexes_one: !options.plain_names,
+                indexes_one: !options.plain_names || options.sealing.is_some(),
             },
             old,
             written: Vec::new(),

@@ -11,7 +11,7 @@ use tload_base::error::{ErrorKind, Result};
 use tload_base::options::Location;
 use tload_format::Dtype;
 use tload_verify::{ManifestTarget, VerifyOptions};
-use tload_write::{TensorSpec, Transform, WriteOptions, Writer};
+use tload_write::{Sealing, SmallFile, TensorSpec, Transform, WriteOptions, Writer};
 
 use crate::expected::{Tensors, fill, specs, tensors};
 use crate::files::{names, read, read_file, stream, write};
@@ -277,8 +277,31 @@ impl Transform for Inverted {
     }
 }
 
+/// Names of the files that were inverted.
+#[derive(Debug, Default)]
+struct Inverts(Mutex<Vec<String>>);
+
+impl Sealing for Inverts {
+    fn file(&self, name: &str) -> Box<dyn Transform> {
+        self.0.lock().expect("one thread").push(name.to_owned());
+        Box::new(Inverted)
+    }
+
+    fn small_file(&self, name: &str, content: &[u8]) -> Result<Vec<u8>> {
+        let (mut file, mut stored) = (self.file(name), Vec::new());
+        file.push(content, &mut stored)?;
+        file.finish(&mut stored)?;
+        Ok(stored)
+    }
+
+    fn complete(&self) -> Result<Vec<SmallFile>> {
+        let names = self.0.lock().expect("one thread").join(" ");
+        Ok(vec![("names".to_owned(), names.into_bytes())])
+    }
+}
+
 #[test]
-fn transform_changes_bytes_of_each_file() {
+fn sealing_changes_the_bytes_of_each_file_and_adds_files() {
     let folder = tempdir().expect("a folder");
     let tensors = tensors(6, 7 << 20, 4);
     let plain = folder.path().join("plain");
@@ -287,15 +310,13 @@ fn transform_changes_bytes_of_each_file() {
         .plain_names(true);
     let report = write(&plain, &tensors, options.clone()).expect("is written");
     let path = folder.path().join("inverted");
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&asked);
-    let options = options.transform(move |name| {
-        seen.lock().expect("one thread").push(name.to_owned());
-        Box::new(Inverted)
-    });
-    write(&path, &tensors, options).expect("is written");
-    assert_eq!(*asked.lock().expect("one thread"), report.files);
-    for file in &report.files {
+    let seal = |options: WriteOptions| options.sealing(Arc::new(Inverts::default()));
+    write(&path, &tensors, seal(options)).expect("is written");
+    let mut files = report.files;
+    files.push("model.safetensors.index.json".to_owned());
+    let added = fs::read_to_string(path.join("names")).expect("is read");
+    assert_eq!(added, files.join(" "));
+    for file in &files {
         let mut bytes = fs::read(path.join(file)).expect("is read");
         assert_eq!(bytes.pop(), Some(7));
         for byte in &mut bytes {
@@ -306,6 +327,15 @@ fn transform_changes_bytes_of_each_file() {
             "{file}"
         );
     }
+    for (name, options) in [
+        ("other", WriteOptions::new().manifest(true)),
+        ("other.safetensors", WriteOptions::new()),
+    ] {
+        let to = Location::from_path(folder.path().join(name));
+        let error = Writer::planned(&to, specs(&tensors), seal(options)).expect_err(name);
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+    }
+    assert_eq!(names(folder.path()), ["inverted", "plain"]);
 }
 
 #[test]
