@@ -1,4 +1,5 @@
-//! Checkpoints that are sealed while they are written: opened, they have the files of a plain write.
+//! Checkpoints that are sealed while they are written: opened, they have the files of a plain
+//! write.
 
 use std::collections::BTreeMap;
 use std::fs;
