@@ -57,12 +57,12 @@ check: check-texts bench-check ## run formatters, lints, feature matrices and do
 		echo 'make: without the features `object` and `tokio-uring` these must not be in the tree' >&2; exit 1; fi
 	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-pydelta --exclude tload-pymemory --exclude tload-soundness --no-deps --lib
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-pydelta --exclude tload-pymemory --exclude tload-pyreads --exclude tload-soundness --no-deps --lib
 	tools/public_api.py
 
 # The extension module is tested through Python. The output of passing tests is shown too, so that
 # tools/no-secrets can search it; tests/secrecy.py searches that of the Python tests.
-TESTED := --workspace --exclude tload-py --exclude tload-pydelta --exclude tload-pymemory --features tload/aws-config,tload/testing,tload-soundness/rings
+TESTED := --workspace --exclude tload-py --exclude tload-pydelta --exclude tload-pymemory --exclude tload-pyreads --features tload/aws-config,tload/testing,tload-soundness/rings
 
 # Tests with loom's locks in place of the standard library's. The flag is part of the inputs of every
 # crate, so these builds have a directory of their own.
@@ -413,7 +413,7 @@ mutants: ## look for lines without a test (hours)
 	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(foreach crate,base checkpoint copy format memory plan ranks storage store verify,--package tload-$(crate)) $(ARGS))
 
 doc: ## build the Rust documentation
-	cargo doc --workspace --exclude tload-py --exclude tload-pydelta --exclude tload-pymemory --exclude tload-soundness --no-deps --lib
+	cargo doc --workspace --exclude tload-py --exclude tload-pydelta --exclude tload-pymemory --exclude tload-pyreads --exclude tload-soundness --no-deps --lib
 
 clean: ## remove everything that was built
 	cargo clean

@@ -308,9 +308,11 @@ def test_a_rank_reads_only_its_part(tmp_path: Path) -> None:
         wanted, module = normally(make, checkpoint), make()
         plan = recorded(module, checkpoint)
         assert digest(module) == wanted
-        reports = plans.run(plan, module, checkpoint).reports
-        assert digest(module) == wanted
-        assert sum(report.tensor_bytes for report in reports) * 2 == checkpoint.total_bytes
+        for options in (None, tload.Options(cache="auto")):
+            loaded = plans.run(plan, module := make(), checkpoint, options=options)
+            assert digest(module) == wanted
+            total = loaded.straight_bytes + sum(report.tensor_bytes for report in loaded.reports)
+            assert total * 2 == checkpoint.total_bytes
         assert plan.coverage() == {"fused": 3 * half * 512, "rows": half * 512}
 
 

@@ -56,6 +56,7 @@ __all__ = [
     "remove_incomplete",
     "report_fragment",
     "report_page",
+    "scatter",
     "seconds",
     "show_location",
     "store_secrets",
@@ -150,6 +151,13 @@ def apply_into(
     progress: Callable[[int, int], object] | None,
 ) -> str:
     """Apply a patch to tensors in host memory, by name. Return the summary as JSON."""
+
+def scatter(checkpoint: Checkpoint, names: Sequence[str], memory: Sequence[tuple[int, int]], table: bytes) -> bool:
+    """Read rows of a table from local files into memory, given by address and length.
+
+    A row has the numbers of a name and of a piece of memory, and in bytes the offsets in tensor and memory and
+    the length, as native integers of 8 bytes. Return false if the memory could not be filled.
+    """
 
 def verify(
     location: str | PathLike[str],

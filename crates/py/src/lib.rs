@@ -10,7 +10,6 @@
 //! when it runs.
 
 mod allocator;
-mod buffers;
 mod checkpoint;
 mod configuration;
 mod copy;
@@ -63,7 +62,7 @@ mod _tload {
             check_options, format_bytes, option_from_variable, parse_bytes, seconds, verify_mode,
         },
         pages::{report_fragment, report_page, verified_fragment},
-        reader::{Reader, Reading},
+        reader::{Reader, Reading, scatter},
         sharding::Sharding,
         speed::{RecentSpeed, rate_as_text},
         store::{check_store, parse_store_option, store_secrets},

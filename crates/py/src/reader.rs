@@ -1,4 +1,9 @@
-//! Readers of single tensors for Python.
+//! Readers of single tensors for Python, and reads of many at once.
+
+#![expect(
+    unsafe_code,
+    reason = "passes on that the Python package vouches for memory"
+)]
 
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, PoisonError};
@@ -7,8 +12,8 @@ use pyo3::prelude::*;
 use tload::internal::process_id;
 use tload::{ReadRequest, Slice};
 use tload_pymemory::error::{exception, invalid_request};
+use tload_pyreads::{Buffer, Memory};
 
-use crate::buffers::Buffer;
 use crate::checkpoint::Checkpoint;
 use crate::forked::Owned;
 use crate::index::slice;
@@ -64,6 +69,25 @@ impl Drop for Lent {
             }
         }
     }
+}
+
+/// Reads rows of a table from local files into host memory, as `tload_pyreads::scatter`. Returns
+/// false if it cannot.
+#[pyfunction]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "converted from objects of Python for this call"
+)]
+pub(crate) fn scatter(
+    py: Python<'_>,
+    checkpoint: &Bound<'_, Checkpoint>,
+    names: Vec<String>,
+    memory: Vec<Memory>,
+    table: &[u8],
+) -> PyResult<bool> {
+    let checkpoint = checkpoint.get().share();
+    // SAFETY: the Python package gives address and length of tensors that it holds meanwhile.
+    unsafe { tload_pyreads::scatter(py, &checkpoint, &names, &memory, table, attend) }
 }
 
 /// Name of a tensor, index of the part to read, and its buffer.

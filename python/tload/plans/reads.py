@@ -81,6 +81,8 @@ class _Taken(NamedTuple):
 
 def rounds(plan: Plan, tensors: Sequence[torch.Tensor], *, is_one: bool) -> list[list[Read]]:
     """Return the reads of a plan. No tensor is twice in a round; with `is_one`, there is one."""
+    if not len(plan.rows):
+        return []
     dims = plan.dims
     by_tensor: list[list[Box]] = [[] for _ in plan.sources]
     for row in plan.rows.tolist():

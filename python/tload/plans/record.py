@@ -9,6 +9,7 @@ import torch
 from tload._load.collections import no_collections
 from tload._options.load_options import Options
 from tload._ranks.group import beginning
+from tload.plans import quick
 from tload.plans import run as runs
 from tload.plans.check import require_repeated, require_replaced
 from tload.plans.key import headers_of
@@ -138,7 +139,7 @@ def _stand_ins(
 
 def _call(recorder: Recorder, load: _Load, weights: Iterator[tuple[str, torch.Tensor]]) -> object:
     try:
-        with recorder:
+        with recorder, quick.views():
             returned = load(weights)
         recorder.require_no_number()
     except RefusedError:

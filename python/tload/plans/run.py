@@ -125,7 +125,8 @@ def write(
     if group is None:
         chosen = straight.tensors_in(plan, tensors, checkpoint, options)
         if bool(chosen.any()):
-            straight_bytes = straight.load(plan, chosen, tensors, checkpoint, options)
+            straight_bytes = straight.load(plan, chosen, tensors, checkpoint)
+        if straight_bytes > 0:
             plan = dataclasses.replace(plan, rows=plan.rows[~chosen[plan.rows[:, TENSOR]]])
     chosen = boxes.tensors_in(plan, tensors)
     reports = boxes.load(plan, chosen, tensors, checkpoint, options=options, group=group)

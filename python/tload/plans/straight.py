@@ -1,23 +1,33 @@
 """Reads tensors from the page cache straight into parameters, without memory in between.
 
 The core reads a load into staging memory, and copies from there. That is as fast as a disk, and
-slower than one copy where the page cache has the files.
+slower than one copy where the page cache has the files. All rows are handed over in one table.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import ctypes
 from typing import TYPE_CHECKING
 
 import torch
 
+from tload import _tload
 from tload._engines import views
 from tload._load.load_targets import mark_changed
 from tload._options.keywords import OptionKeywords
 from tload._options.load_options import resolve
+from tload._sources.opened import usable
 from tload._tensors import cuda
-from tload.plans.places import flat
-from tload.plans.plan import DTYPES, FIXED, PLACE, PLACE_DTYPE, PLACE_OFFSET, SOURCE_DTYPE, TENSOR
+from tload.plans.plan import (
+    DTYPES,
+    FIXED,
+    PLACE,
+    PLACE_DTYPE,
+    PLACE_OFFSET,
+    SOURCE_DTYPE,
+    SOURCE_OFFSET,
+    TENSOR,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,23 +36,18 @@ if TYPE_CHECKING:
     from tload._options.load_options import Options
     from tload.plans.plan import Plan
 
-TENSOR_BYTES_MIN = 1 << 19
-"""Shortest tensors that are read so: each is a read of its own, which costs some 10 µs."""
-
-BYTES_MIN = 16 << 20
-"""Fewest bytes that are read so: opening the files once more takes milliseconds."""
+BYTES_MIN = 1 << 20
+"""Fewest bytes that are read so: whether files are in the page cache is found out in a millisecond."""
 
 
 def tensors_in(
     plan: Plan, tensors: Sequence[torch.Tensor], checkpoint: Checkpoint, options: Options | None
 ) -> torch.Tensor:
-    """Return, by tensor, whether it is read so: long, whole, as it is, and in the page cache."""
+    """Return, by tensor, whether it is read so: as it is, in rows without gaps, and in the page cache."""
     rows, dims = plan.rows, plan.dims
     none = torch.zeros(len(plan.sources), dtype=torch.bool)
     if not len(rows):
         return none
-    sizes = torch.tensor([DTYPES[name].itemsize for name in plan.dtypes], dtype=torch.int64)
-    size = sizes[rows[:, SOURCE_DTYPE]]
     shape = rows[:, FIXED : FIXED + dims]
     strides, steps = rows[:, FIXED + dims : FIXED + 2 * dims], rows[:, FIXED + 2 * dims :]
     # One dimension is left of what has no gaps: plans join neighbours.
@@ -50,49 +55,46 @@ def tensors_in(
     kinds = [DTYPES[name] for name in plan.dtypes]
     is_same = torch.tensor([[one is other for other in kinds] for one in kinds])
     on_cpu = torch.tensor([cuda.device_of(each) == "cpu" for each in tensors])
-    tensor, length = rows[:, TENSOR], shape.prod(1) * size
-    fits = (
-        is_row
-        & is_same[rows[:, SOURCE_DTYPE], rows[:, PLACE_DTYPE]]
-        & on_cpu[rows[:, PLACE]]
-        & (length >= TENSOR_BYTES_MIN)
-    )
-    if int(length[fits].sum()) < BYTES_MIN:
-        return none
-    nbytes = torch.zeros(len(none), dtype=torch.int64)
-    for number in set(tensor[fits].tolist()):
-        nbytes[number] = checkpoint[plan.sources[number].name].nbytes
-    fits &= length == nbytes[tensor]
+    tensor = rows[:, TENSOR]
+    fits = is_row & is_same[rows[:, SOURCE_DTYPE], rows[:, PLACE_DTYPE]] & on_cpu[rows[:, PLACE]]
     chosen = none.clone()
     chosen[tensor] = True
     chosen[tensor[~fits]] = False
-    if not bool(chosen.any()):
+    if int(_lengths(plan, rows[chosen[tensor]]).sum()) < BYTES_MIN:
         return none
     shards = (shard.location for shard in checkpoint.shards)
     return chosen if views.are_best(resolve(options, OptionKeywords()), shards) else none
 
 
-def load(
-    plan: Plan, chosen: torch.Tensor, tensors: Sequence[torch.Tensor], checkpoint: Checkpoint, options: Options | None
-) -> int:
+def load(plan: Plan, chosen: torch.Tensor, tensors: Sequence[torch.Tensor], checkpoint: Checkpoint) -> int:
     """Read the chosen tensors of a plan, and return their number of bytes.
 
+    It is 0 if that failed: parameters then have any contents. A load finds out what is wrong, or
+    succeeds because it tries again.
+
     Raises:
-        tload.Error: The checkpoint cannot be read.
+        tload.Error: A file has changed.
     """
     rows = plan.rows[chosen[plan.rows[:, TENSOR]]]
-    given = dataclasses.replace(resolve(options, OptionKeywords()), engine="pread", cache="buffered")
-    memory, total = [], 0
-    for row in rows.tolist():
-        size = DTYPES[plan.dtypes[row[PLACE_DTYPE]]].itemsize
-        source = plan.sources[row[TENSOR]].name
-        nbytes = checkpoint[source].nbytes
-        place = flat(tensors[row[PLACE]]).view(torch.uint8)
-        memory.append((source, place.narrow(0, row[PLACE_OFFSET] * size, nbytes)))
-        total += nbytes
+    size, length = _sizes(plan, rows), _lengths(plan, rows)
+    columns = [rows[:, TENSOR], rows[:, PLACE], rows[:, SOURCE_OFFSET] * size, rows[:, PLACE_OFFSET] * size, length]
+    table = torch.stack(columns, 1).contiguous()
+    names = [source.name for source in plan.sources]
+    memory = [(each.data_ptr(), each.numel() * each.element_size()) for each in tensors]
     try:
-        with checkpoint.reader(given) as reader:
-            reader.read_into(memory)
+        if _tload.scatter(usable(checkpoint), names, memory, ctypes.string_at(table.data_ptr(), table.numel() * 8)):
+            return int(length.sum())
+        return 0
     finally:
         mark_changed(tensors)
-    return total
+
+
+def _sizes(plan: Plan, rows: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of an element, by row."""
+    sizes = torch.tensor([DTYPES[name].itemsize for name in plan.dtypes], dtype=torch.int64)
+    return sizes[rows[:, SOURCE_DTYPE]]
+
+
+def _lengths(plan: Plan, rows: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of each row."""
+    return rows[:, FIXED : FIXED + plan.dims].prod(1) * _sizes(plan, rows)

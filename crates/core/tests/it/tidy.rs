@@ -343,12 +343,13 @@ const OPTIONS: [&str; 10] = [
 ];
 
 /// Crates above `tload`, which show options by their own names, and crates for tests.
-const WITHOUT_MARKS: [&str; 10] = [
+const WITHOUT_MARKS: [&str; 11] = [
     "cli",
     "cuda-stub",
     "py",
     "pydelta",
     "pymemory",
+    "pyreads",
     "serve",
     "soundness",
     "synth",

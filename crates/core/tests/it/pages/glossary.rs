@@ -288,12 +288,13 @@ const SECTIONS: [(&str, &[Term]); 7] = [
 ];
 
 /// Crates with words of their own.
-const OTHERS: [&str; 8] = [
+const OTHERS: [&str; 9] = [
     "cli",
     "cuda-stub",
     "py",
     "pydelta",
     "pymemory",
+    "pyreads",
     "serve",
     "testbed",
     "testing",

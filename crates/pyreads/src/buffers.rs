@@ -17,7 +17,7 @@ use tload_pymemory::load_targets::LoadTargets;
 /// Memory of one read. Python keeps the buffer exported while this lives, so it is dropped after
 /// the read has ended, attached to the interpreter.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub struct Buffer {
     target: Target,
     _exported: Option<PyUntypedBuffer>,
 }
@@ -29,7 +29,7 @@ impl Buffer {
     ///
     /// `TypeError` if it has no memory to write to, `BufferError` if that is read-only or in
     /// several pieces.
-    pub(crate) fn new(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub fn new(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = value.py();
         let alone = PyDict::new(py);
         alone.set_item(name, value)?;
@@ -68,7 +68,7 @@ impl Buffer {
     }
 
     /// Returns the memory, which must not be used after `self` is gone.
-    pub(crate) fn target(&self) -> Target {
+    pub fn target(&self) -> Target {
         self.target.clone()
     }
 }
