@@ -232,6 +232,7 @@ class Attempt:
                 key=key,
                 names=opened.names,
                 device=opened.device,
+                headers=found.headers,
                 options=opened.options(together=False),
             )
             _require_repeatable(returned[0], found.before, form.of(model))

@@ -101,12 +101,11 @@ def _run(model: torch.nn.Module, watch: Watch, load: Callable[[Any], Any], weigh
     used = {handed[at] for at in {*writes.tensors, *(each.tensor for each in writes.columns)} if at >= 0}
     if outcome is not None:
         used = {*(source.name for source in outcome.plan.sources), *outcome.plan.normal}
-    if outcome is not None and not outcome.recorded:
-        if planned.full(outcome.plan) >= {one.name for one in known if one.nbytes}:
-            known = []  # nothing can be missing
-        else:
-            writes.add(planned.writes(outcome.plan, known, len(handed)))
-            handed = [*handed, *(source.name for source in outcome.plan.sources)]
+    if outcome is not None and planned.full(outcome.plan) >= {one.name for one in known if one.nbytes}:
+        known = []  # nothing can be missing
+    elif outcome is not None and not outcome.recorded:
+        writes.add(planned.writes(outcome.plan, known, len(handed)))
+        handed = [*handed, *(source.name for source in outcome.plan.sources)]
     verdict = coverage.judge(
         known,
         writes,

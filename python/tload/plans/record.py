@@ -48,6 +48,7 @@ def record(
     key: str = "",
     names: Iterable[str] | None = None,
     device: str | torch.device = "cpu",
+    headers: str | None = None,
     options: Options | None = None,
     group: Group | None = None,
 ) -> Plan:
@@ -65,6 +66,7 @@ def record(
         names: The tensors that the loader gets, in this order. Default: all, in the order of the
             checkpoint.
         device: The device of the tensors that the loader gets.
+        headers: `headers_of(checkpoint)`, if the caller has it.
         options: Options of the loads.
         group: The ranks that load together. A rank that refuses tells the others, which get a
             `PeerError`.
@@ -75,8 +77,9 @@ def record(
         tload.Error: The checkpoint cannot be read.
     """
     with no_collections():
+        digests = key, headers or headers_of(checkpoint)
         return _record(
-            module, checkpoint, load, key, list(checkpoint if names is None else names), device, options, group
+            module, checkpoint, load, digests, list(checkpoint if names is None else names), device, options, group
         )
 
 
@@ -84,7 +87,7 @@ def _record(  # noqa: PLR0917
     module: torch.nn.Module,
     checkpoint: Checkpoint,
     load: _Load,
-    key: str,
+    digests: tuple[str, str],
     names: list[str],
     device: str | torch.device,
     options: Options | None,
@@ -96,7 +99,7 @@ def _record(  # noqa: PLR0917
         # Other ranks are told of a refusal: they would wait for this one.
         with beginning(group, options or Options()):
             returned = _call(recorder, load, _stand_ins(recorder, checkpoint, names, torch.device(device)))
-            plan = _plan(recorder, checkpoint, key, returned)
+            plan = _plan(recorder, checkpoint, digests, returned)
             try:
                 plan.check()
             except ValueError as error:
@@ -155,7 +158,7 @@ def _call(recorder: Recorder, load: _Load, weights: Iterator[tuple[str, torch.Te
     return returned
 
 
-def _plan(recorder: Recorder, checkpoint: Checkpoint, key: str, returned: object) -> Plan:
+def _plan(recorder: Recorder, checkpoint: Checkpoint, digests: tuple[str, str], returned: object) -> Plan:
     state = Owners(recorder.module).state()
     for name, _ in recorder.state.items() ^ state.items():
         message = f"parameter {name!r} was made or replaced during the load"
@@ -181,7 +184,7 @@ def _plan(recorder: Recorder, checkpoint: Checkpoint, key: str, returned: object
         Fill(numbers[write.place], write.dtype, write.offset, write.shape, write.stride, value)
         for write, value in recorder.fills.items()
     ]
-    plan = Plan(key, headers_of(checkpoint), sources, tuple(places), dtypes, table, tuple(fills), normal, loaded)
+    plan = Plan(*digests, sources, tuple(places), dtypes, table, tuple(fills), normal, loaded)
     _require_apart(recorder, plan, numbers)
     return plan
 
