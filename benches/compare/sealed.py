@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from processes import LOADERS, Tools, environment, run, say
 
 sys.path.append(str(Path(__file__).parents[1] / "ready"))
-from throttle import throttled  # noqa: E402
+from throttle import throttled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,8 +55,7 @@ def served(tools: Tools, folder: Path) -> Iterator[int]:
     command = [*tools.tload, "serve", str(folder), "--listen", "127.0.0.1:0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert server.stdout
-        url = server.stdout.readline().split(" at ")[1]
+        url = server.stdout.readline().split(" at ")[1] if server.stdout else ""
         yield int(url.strip().rstrip("/").rsplit(":", 1)[1])
     finally:
         server.terminate()

@@ -1,4 +1,7 @@
-"""Writes a checkpoint in Tensorizer's format: `make_tensorizer.py FOLDER FILE [KEY]`, encrypted with a key in hexadecimal."""
+"""Writes a checkpoint in Tensorizer's format: `make_tensorizer.py FOLDER FILE [KEY]`.
+
+It is encrypted if there is a key, which is in hexadecimal.
+"""
 
 import sys
 
