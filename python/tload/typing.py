@@ -51,7 +51,7 @@ Source: TypeAlias = Location | Sequence[Location] | Checkpoint
 """A file, a directory or an index, as a path or URL; a list of files; or an open checkpoint."""
 
 Key: TypeAlias = str | bytes | os.PathLike[str] | Callable[[], str | bytes]
-"""Key of a sealed checkpoint: its text, a path of a file with it, or a function that returns it."""
+"""Key of an encrypted checkpoint: its text, a path of a file with it, or a function that returns it."""
 
 Index: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """Index of an array, as in the brackets after its name; steps must be positive."""

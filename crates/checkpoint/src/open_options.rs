@@ -41,8 +41,8 @@ pub struct OpenOptions {
     pub group: Option<Arc<dyn Group>>,
     /// Time that the ranks of the group have to begin the opening. Default: as for loads.
     pub join_timeout: Option<Duration>,
-    /// Key of a sealed checkpoint. With one, a checkpoint that is not sealed is an error. Default:
-    /// none.
+    /// Key of a sealed checkpoint, or of an encrypted file of Tensorizer. With one, a checkpoint
+    /// that is neither is an error. Default: none.
     pub key: Option<Key>,
     /// Which of two models in a directory is loaded. Default: the one that an index names.
     pub precedence: Precedence,

@@ -14,6 +14,14 @@ pub trait Transform: Debug + Send + Sync {
     /// Returns the unit of this number, which must exist. Units follow each other, in both forms.
     fn unit(&self, number: u32) -> Unit;
 
+    /// Returns the stored length of the longest unit, bytes.
+    fn unit_bytes_max(&self) -> u64;
+
+    /// Returns whether headers are stored as they are, and only the tensors in another form.
+    fn keeps_headers(&self) -> bool {
+        false
+    }
+
     /// Writes the bytes of a unit, all of them, to `to`.
     ///
     /// # Errors

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tload_checkpoint::{FileSet, OpenOptions};
-use tload_tensorizer::{FormatError, Index, Secret, Tensor};
+use tload_tensorizer::{Index, Secret, Tensor};
 
 use super::keys::{Keys, missing};
 use super::target::{Layout, Target};
-use super::tensors::{File, fetch};
+use super::tensors::File;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Location, format_bytes};
 use crate::storage::Source;
@@ -193,17 +193,10 @@ impl Convert {
         let (source, first) = files.open(only, FIRST_BYTES)?;
         source.require_versioned()?;
         let location = source.location();
-        if files.is_folder || !tload_tensorizer::begins(&first) {
+        if files.is_folder || !tload_boxed::begins(&first) {
             return Err(not_one_file(location));
         }
-        let invalid = |error: FormatError| error.into_error(location);
-        let mut bytes = first;
-        let end = tload_tensorizer::index_end(&bytes, source.len()).map_err(invalid)?;
-        let read = bytes.len() as u64;
-        if read < end {
-            bytes.extend(fetch(&*source, read..end)?);
-        }
-        let index = tload_tensorizer::parse(&bytes, source.len()).map_err(invalid)?;
+        let (index, _) = tload_boxed::index_of(&*source, first)?;
         Ok((source, index))
     }
 

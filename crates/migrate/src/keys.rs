@@ -1,11 +1,13 @@
-//! Keys: from the contents of a file, and per tensor, since each may have a derivation of its own.
+//! Keys: the contents of their files, and one for each tensor, since each may have a derivation of
+//! its own.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Read as _;
 use std::path::Path;
 
-use tload_tensorizer::{DecryptError, Derivation, Encryption, KEY_BYTES, Key, Secret};
+use tload_boxed::DERIVED_MAX;
+use tload_tensorizer::{DecryptError, Derivation, Encryption, Key, Secret};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -15,10 +17,6 @@ use crate::sync::lock::Mutex;
 
 /// Longest file with a key or passphrase, bytes.
 const SECRET_BYTES_MAX: usize = 1 << 16;
-
-/// Most keys that are derived for one file. Tensorizer derives one; each may take a minute, as long
-/// as the file asks for.
-const DERIVED_MAX: usize = 8;
 
 /// Keys of one file.
 pub(crate) struct Keys<'a> {
@@ -88,48 +86,4 @@ pub fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
         return Err(Error::invalid_request(message).with_location(path.display()));
     }
     Ok(contents)
-}
-
-/// Returns the key in a file with these contents: 32 bytes, or 64 hexadecimal digits.
-///
-/// # Errors
-///
-/// [`ErrorKind::InvalidRequest`] for other contents, which the error does not show.
-pub fn key_of(contents: &[u8]) -> Result<Secret> {
-    let key = match Key::new(contents) {
-        Ok(key) => Some(key),
-        Err(_) => from_hex(contents.trim_ascii()),
-    };
-    key.map(Secret::Key).ok_or_else(|| {
-        let message = format!(
-            "found {} bytes, wanted a key: {KEY_BYTES} bytes, or twice as many hexadecimal digits",
-            contents.len()
-        );
-        Error::invalid_request(message)
-    })
-}
-
-fn from_hex(digits: &[u8]) -> Option<Key> {
-    let mut bytes = Zeroizing::new([0; KEY_BYTES]);
-    if digits.len() != 2 * KEY_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    for (byte, digits) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    Key::new(&*bytes).ok()
-}
-
-/// Returns the passphrase in a file with these contents: all but a line feed at the end.
-///
-/// # Errors
-///
-/// [`ErrorKind::InvalidRequest`] if it is empty.
-pub fn passphrase_of(contents: &[u8]) -> Result<Secret> {
-    let text = contents.strip_suffix(b"\n").unwrap_or(contents);
-    let text = text.strip_suffix(b"\r").unwrap_or(text);
-    if text.is_empty() {
-        return Err(Error::invalid_request("the passphrase is empty"));
-    }
-    Ok(Secret::Passphrase(Zeroizing::new(text.to_vec())))
 }

@@ -8,7 +8,7 @@
 //! does not depend on their sizes. The file appears under its name when everything in it has
 //! matched.
 //!
-//! `convert.rs` owns the order of steps, `tensors.rs` reads one tensor, `keys.rs` finds keys,
+//! `convert.rs` owns the order of steps, `tensors.rs` reads one tensor, `keys.rs` keeps keys,
 //! `target.rs` writes.
 
 mod convert;
@@ -21,6 +21,7 @@ pub(crate) use tload_base::{error, options, sync};
 pub(crate) use tload_storage as storage;
 
 pub use convert::{Control, Convert, Converted, Progress};
-pub use keys::{key_of, passphrase_of, read_secret};
+pub use keys::read_secret;
 pub use target::temporary;
+pub use tload_boxed::{key_of, passphrase_of};
 pub use tload_tensorizer::Secret;

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use tload_tensorizer::{Encryption, FormatError, Index, Key, Tensor, TensorHeader};
+use tload_boxed::{fetch, read_header};
+use tload_tensorizer::{Encryption, Index, Key, Tensor, TensorHeader};
 
 use super::keys::Keys;
 use super::target::Target;
@@ -83,9 +84,7 @@ impl File<'_> {
     }
 
     fn header(&self, tensor: &Tensor) -> Result<TensorHeader> {
-        let invalid = |error: FormatError| error.into_error(self.source.location());
-        let bytes = fetch(self.source, tensor.header.clone())?;
-        TensorHeader::parse(&bytes, tensor, self.index).map_err(invalid)
+        read_header(self.source, tensor, self.index)
     }
 
     fn key(&self, tensor: &Tensor, encryption: &Encryption) -> Result<Key> {
@@ -128,17 +127,4 @@ impl File<'_> {
             .with_location(self.source.location())
             .with_tensor(&tensor.name)
     }
-}
-
-/// Returns these bytes of a source, all of them.
-pub(crate) fn fetch(source: &dyn Source, range: Range<u64>) -> Result<Vec<u8>> {
-    let len = usize::try_from(range.end - range.start).expect("bounded by the format");
-    let bytes = source.fetch(range.start, len)?;
-    if bytes.len() == len {
-        return Ok(bytes);
-    }
-    let message = format!("found {} bytes, wanted {len}: it has shrunk", bytes.len());
-    Err(Error::new(ErrorKind::Changed, message)
-        .with_location(source.location())
-        .with_range(range))
 }

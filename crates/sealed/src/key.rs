@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::Read as _;
 use std::iter;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -19,8 +20,9 @@ use crate::keyset::MainKey;
 const TEXT_BYTES_MAX: u64 = 1 << 20;
 
 /// Key that opens sealed checkpoints: identities of age (its own, those of SSH, those of plugins),
-/// or a data key as a keyset of Tink. Its text is read each time that a checkpoint is opened. It is
-/// in no error, report or `Debug`.
+/// or a data key as a keyset of Tink. For files of Tensorizer it is theirs: 32 bytes, 64
+/// hexadecimal digits, or a passphrase. Its text is read each time that a checkpoint is opened. It
+/// is in no error, report or `Debug`.
 #[derive(Clone)]
 pub struct Key(Arc<Origin>);
 
@@ -80,17 +82,18 @@ impl Key {
         }
     }
 
-    /// Returns the text of the key.
+    /// Returns the text of the key, which for files of Tensorizer may be any bytes.
     ///
     /// # Errors
     ///
     /// Those of reading the file, of the command, or of the function.
-    fn text(&self) -> Result<Zeroizing<String>> {
+    pub(crate) fn bytes(&self) -> Result<Zeroizing<Vec<u8>>> {
+        let bytes_of = |mut text: Zeroizing<String>| mem::take(&mut *text).into_bytes().into();
         match &*self.0 {
-            Origin::Text(text) => Ok(text.clone()),
-            Origin::File(path) => read_text(path),
+            Origin::Text(text) => Ok(bytes_of(text.clone())),
+            Origin::File(path) => read_bytes(path),
             Origin::Command(command) => run(command),
-            Origin::Function(function) => function(),
+            Origin::Function(function) => function().map(bytes_of),
         }
     }
 
@@ -102,7 +105,7 @@ impl Key {
     /// [`ErrorKind::PermissionDenied`] if it is another key; [`ErrorKind::InvalidRequest`] if its
     /// text is no key; those of reading it.
     pub(crate) fn main_key(&self, wrapped: Option<&str>) -> Result<MainKey> {
-        let text = self.text()?;
+        let text = to_text(self.bytes()?)?;
         if text.trim_start().starts_with('{') {
             return MainKey::from_keyset(text.trim());
         }
@@ -211,6 +214,19 @@ impl Callbacks for Silent {
 
 /// Reads a short file of text.
 pub(crate) fn read_text(path: &Path) -> Result<Zeroizing<String>> {
+    let text = read_bytes(path).and_then(to_text);
+    text.map_err(|error| error.or_location(path.display()))
+}
+
+fn to_text(mut bytes: Zeroizing<Vec<u8>>) -> Result<Zeroizing<String>> {
+    let text = String::from_utf8(mem::take(&mut *bytes));
+    text.map(Zeroizing::new).map_err(|error| {
+        drop(Zeroizing::new(error.into_bytes()));
+        Error::invalid_request("found bytes that are no text, wanted a key or recipients")
+    })
+}
+
+fn read_bytes(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
     let failed =
         |error| Error::from_io("cannot read the file", error).with_location(path.display());
     #[expect(
@@ -218,14 +234,14 @@ pub(crate) fn read_text(path: &Path) -> Result<Zeroizing<String>> {
         reason = "a few bytes of the user's, no shard"
     )]
     let file = std::fs::File::open(path).map_err(failed)?;
-    let mut text = Zeroizing::new(String::with_capacity(4096));
-    let read = file.take(TEXT_BYTES_MAX).read_to_string(&mut text);
+    let mut text = Zeroizing::new(Vec::with_capacity(4096));
+    let read = file.take(TEXT_BYTES_MAX).read_to_end(&mut text);
     read.map_err(failed)?;
     Ok(text)
 }
 
 /// Runs a command and returns what it prints. Its own errors go where those of this process go.
-fn run(command: &str) -> Result<Zeroizing<String>> {
+fn run(command: &str) -> Result<Zeroizing<Vec<u8>>> {
     // The command may have secrets in its arguments, so that it is not shown.
     let failed = |error| Error::from_io("cannot run the key command", error);
     let mut child = Command::new("sh")
@@ -234,9 +250,9 @@ fn run(command: &str) -> Result<Zeroizing<String>> {
         .stdout(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    let mut text = Zeroizing::new(String::with_capacity(4096));
+    let mut text = Zeroizing::new(Vec::with_capacity(4096));
     let output = child.stdout.take().expect("piped above");
-    let read = output.take(TEXT_BYTES_MAX).read_to_string(&mut text);
+    let read = output.take(TEXT_BYTES_MAX).read_to_end(&mut text);
     let status = child.wait().map_err(failed)?;
     if !status.success() {
         let message = format!("the key command failed: {status}");

@@ -14,7 +14,7 @@ use crate::key_file::{KEY_FILE_BYTES_MAX, KEY_FILE_NAME, KeyFile};
 use crate::keyset::MainKey;
 use crate::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestEntry, associated};
 use crate::source::SealedSource;
-use crate::stream::{FileKey, Header, Layout, Segment};
+use crate::stream::{FileKey, Header, Layout, SEGMENT_BYTES, Segment};
 
 /// Bytes of a sealed file that opening it needs: all of its first segment.
 pub const FIRST_BYTES: usize = 1 << 20;
@@ -209,6 +209,10 @@ impl Transform for SealedFile {
             bytes: opened,
             stored: sealed,
         }
+    }
+
+    fn unit_bytes_max(&self) -> u64 {
+        SEGMENT_BYTES
     }
 
     fn sha256(&self) -> Option<&str> {

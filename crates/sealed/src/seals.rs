@@ -14,6 +14,9 @@ use crate::opened::{OpenStored, OpenedSource, SealedCheckpoint};
 /// First bytes of sealed files: the length of their header.
 const FIRST: [u8; 2] = [40, 24];
 
+/// Extensions that files of Tensorizer do not have. Others are looked at before they are opened.
+const OTHERS: [&str; 2] = ["safetensors", "json"];
+
 /// Sealed checkpoints of one opening: that of its location, or those of the listed files.
 #[derive(Debug, Default)]
 pub struct Seals {
@@ -31,7 +34,8 @@ impl Seals {
         }
     }
 
-    /// Opens a file, which must be of a sealed checkpoint if there is a key.
+    /// Opens a file, which must be of a sealed checkpoint if there is a key, or an encrypted one of
+    /// Tensorizer.
     ///
     /// # Errors
     ///
@@ -44,6 +48,12 @@ impl Seals {
     ) -> Result<OpenedSource> {
         match &self.key {
             Some(key) => {
+                if !OTHERS.iter().any(|name| location.has_extension(name)) {
+                    let (source, bytes) = open(location, first)?;
+                    if tload_boxed::begins(&bytes) {
+                        return tload_boxed::open(source, bytes, first, &|| key.bytes());
+                    }
+                }
                 let folder = location.parent();
                 let sealed = self.checkpoint(key, location, &folder, open)?;
                 sealed.open_file(location, first, open)

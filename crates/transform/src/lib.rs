@@ -25,13 +25,12 @@ use tload_base::sync::lock::Mutex;
 use tload_engine::{Copiers, CopyTask, Done, Engine, Job, Transfer, Wait, cancelled};
 use tload_memory::{Filled, Lease, Slab, Transform};
 
-/// Most units of one read. Four of 1 MiB are as long as the extents of disks and stores.
-pub const READ_UNITS: u32 = 4;
-
 /// Configuration of the engine.
 pub struct TransformSetup {
     /// Sources, in the order of [`Job::source`].
     pub sources: Arc<[TransformSource]>,
+    /// Most stored bytes of a read, unless a single unit has more.
+    pub read_bytes: u64,
     /// Slots that hold one read each.
     pub slab: Arc<Slab>,
     /// Notified when a slot comes back, and when a unit has been computed.
@@ -134,10 +133,10 @@ impl TransformEngine {
                 let known = self.reads.values().filter(|read| read.source == source);
                 let next = known.map(|read| read.units.start);
                 let next = next.filter(|start| *start > units.start).min();
-                let end = units.end.min(units.start.saturating_add(READ_UNITS));
+                let end = next.map_or(units.end, |next| units.end.min(next));
                 let read = Read {
                     source,
-                    units: units.start..next.map_or(end, |next| end.min(next)),
+                    units: self.setup.read_of(source, &(units.start..end)),
                     jobs: vec![job],
                     is_in_flight: false,
                 };
@@ -259,6 +258,17 @@ impl TransformEngine {
                 done.push(job.end());
             }
         }
+    }
+}
+
+impl TransformSetup {
+    /// Returns the first of these units: as many as are read at once, and at least one.
+    fn read_of(&self, source: usize, units: &Range<u32>) -> Range<u32> {
+        let transform = &*self.sources[source].transform;
+        let limit = transform.unit(units.start).stored.start + self.read_bytes;
+        let rest = units.start + 1..units.end;
+        let fits = |unit: &u32| transform.unit(*unit).stored.end <= limit;
+        units.start..rest.take_while(fits).last().unwrap_or(units.start) + 1
     }
 }
 

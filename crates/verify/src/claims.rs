@@ -35,6 +35,8 @@ pub(super) struct TensorClaim {
     /// Byte range from the start of the source.
     pub(super) range: Range<u64>,
     pub(super) digests: Vec<Digest>,
+    /// Bytes, and the SHA-256 of them and the tensor after them.
+    pub(super) prefixed: Option<(Vec<u8>, Digest)>,
 }
 
 /// Claims about one source, the strongest authority first, and the reasons why other authorities
@@ -66,6 +68,7 @@ impl Claim {
                     .into_iter()
                     .chain(tensor.blake3)
                     .collect(),
+                prefixed: None,
             };
             (name.clone(), said)
         });
@@ -98,24 +101,34 @@ impl Claims {
             };
         };
         let claim = self.claims.swap_remove(at);
-        let of_tensor = |said: &TensorClaim| counting.cheapest(&said.digests);
         let header = claim.header(counting);
-        let tensors = claim.tensors.into_iter();
+        let mut before = BTreeMap::new();
+        let of_tensor = |(name, said): (String, TensorClaim)| {
+            let own = counting.cheapest(&said.digests);
+            let digest = own.or_else(|| {
+                let (bytes, digest) = said.prefixed?;
+                before.insert(name.clone(), bytes);
+                Some(digest)
+            });
+            Some((name, digest?))
+        };
         Expectation::Of(Expected {
             by: claim.by,
             len: claim.len,
             header,
             whole: counting.cheapest(&claim.whole),
-            tensors: tensors
-                .filter_map(|(name, said)| Some((name, of_tensor(&said)?)))
-                .collect(),
+            tensors: claim.tensors.into_iter().filter_map(of_tensor).collect(),
+            before,
         })
     }
 }
 
 impl Claim {
     fn counts(&self, counting: Counting) -> bool {
-        let tensors = self.tensors.values().flat_map(|said| &said.digests);
+        let tensors = self.tensors.values().flat_map(|said| {
+            let prefixed = said.prefixed.as_ref().map(|(_, digest)| digest);
+            said.digests.iter().chain(prefixed)
+        });
         let mut digests = self.whole.iter().chain(tensors);
         digests.any(|digest| counting.counts(digest))
     }

@@ -22,6 +22,8 @@ pub struct Expected {
     /// Digests of the tensors, by name. If an authority has several for one tensor, this is the
     /// cheapest.
     pub tensors: BTreeMap<String, Digest>,
+    /// Bytes that the SHA-256 of a tensor covers before those of the tensor, by its name.
+    pub before: BTreeMap<String, Vec<u8>>,
 }
 
 /// Expectation for one source, or the reason why there is none.
@@ -56,6 +58,7 @@ impl Expectation {
                 .filter(|(_, digest)| counts(digest))
                 .map(|(name, digest)| (name.clone(), *digest))
                 .collect(),
+            before: expected.before.clone(),
         };
         if strong.whole.is_none() && strong.tensors.is_empty() {
             let why = no_sha256(&expected.by);

@@ -69,8 +69,10 @@ def open(
             `False`.
         key: Key of a sealed checkpoint: the text of identities of age, of a private key of SSH or
             of a keyset of Tink; a `pathlib.Path` of a file with it; or a function that returns it.
-            A checkpoint that is not sealed is an error then. Default: `TLOAD_KEY`,
-            `TLOAD_KEY_FILE` or `TLOAD_KEY_COMMAND`, a command that prints it, else none.
+            For an encrypted `.tensors` file the key of Tensorizer, as bytes or 64 hexadecimal
+            digits, or its passphrase. A checkpoint that is neither is an error then. Default:
+            `TLOAD_KEY`, `TLOAD_KEY_FILE` or `TLOAD_KEY_COMMAND`, a command that prints it, else
+            none.
         **keywords: The keys `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers` and
             `hf_cache` of `store`. All functions with `store` take them, but not those that call
             transformers, which has a `cache_dir` of its own.

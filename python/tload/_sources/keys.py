@@ -1,4 +1,4 @@
-"""Keys of sealed checkpoints: what callers pass, and what the environment has."""
+"""Keys of encrypted checkpoints: what callers pass, and what the environment has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ def read_key(key: Key | None, environment: Mapping[str, str]) -> tuple[str, str]
         return "file", os.fspath(key)
     text = key() if callable(key) else key
     if isinstance(text, bytes):
-        text = text.decode("utf-8", "replace")
+        # Keys of Tensorizer are bytes, of which their digits are another form.
+        try:
+            text = text.decode()
+        except UnicodeDecodeError:
+            text = text.hex()
     if isinstance(text, str):
         return "text", text
     # Its value is not shown: it may be the key in another form.

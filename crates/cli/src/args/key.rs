@@ -1,4 +1,4 @@
-//! Keys of sealed checkpoints, for every command that opens checkpoints.
+//! Keys of encrypted checkpoints, for every command that opens checkpoints.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 pub(crate) struct KeyArgs {
     /// File with the key of a sealed checkpoint: identities of age, a private key of SSH, or a
-    /// keyset of Tink. The variable `TLOAD_KEY` holds the key itself
+    /// keyset of Tink; or with that of a .tensors file: 32 bytes, 64 hexadecimal digits, or its
+    /// passphrase. The variable `TLOAD_KEY` holds the key itself
     #[arg(
         long,
         value_name = "FILE",

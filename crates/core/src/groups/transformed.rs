@@ -21,7 +21,7 @@ use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::retry_counter::RetryCounter;
 use crate::sync::timeline::Timeline;
-use tload_transform::{READ_UNITS, stored};
+use tload_transform::stored;
 
 /// Largest part of the memory limit that holds what is stored, on its way: one of so many.
 const MEMORY_SHARE: u64 = 4;
@@ -29,6 +29,9 @@ const MEMORY_SHARE: u64 = 4;
 /// Most memory that holds what is stored, bytes: as much as disks and stores have in flight. (An
 /// estimate of 2026-11.)
 const STAGED_BYTES_MAX: u64 = 64 << 20;
+
+/// Stored bytes of a read: as long as the extents of disks and stores. (An estimate of 2026-11.)
+const READ_BYTES: u64 = 4 << 20;
 
 /// Most threads that compute: each opens some GB/s, more than a lane takes. (An estimate of
 /// 2026-11.)
@@ -87,7 +90,7 @@ fn refuse_views(source: &dyn Source, options: &LoadOptions) -> Result<()> {
     if options.cache != CacheMode::Map {
         return Ok(());
     }
-    let message = "‹cache=map› maps files, and this one is sealed";
+    let message = "‹cache=map› maps files, and this one is encrypted";
     Err(Error::unsupported(message)
         .with_location(source.location())
         .with_hint("use ‹cache=auto›"))
@@ -96,11 +99,8 @@ fn refuse_views(source: &dyn Source, options: &LoadOptions) -> Result<()> {
 impl TransformedGroup {
     fn new(stored: Arc<dyn StorageGroup>, sources: Arc<[TransformSource]>) -> Self {
         let slot_bytes = |source: &TransformSource| {
-            // The first unit may be shorter than the others.
-            let unit = source.transform.unit(0).stored;
-            let edges = 2 * source.alignment + unit.start;
-            let bytes = unit.end.next_power_of_two() * u64::from(READ_UNITS) + edges;
-            usize::try_from(bytes).expect("a few units fit in memory")
+            let read = READ_BYTES.max(source.transform.unit_bytes_max());
+            usize::try_from(read + 2 * source.alignment).expect("a unit fits in memory")
         };
         Self {
             slot_bytes: sources.iter().map(slot_bytes).max().unwrap_or(1),
@@ -118,6 +118,7 @@ impl TransformedGroup {
         let group = Arc::clone(&self.stored);
         Ok(Arc::new(TransformSetup {
             sources: Arc::clone(&self.sources),
+            read_bytes: READ_BYTES,
             slab: Slab::new(self.slot_bytes, slots, Arc::clone(&events))?,
             events,
             depth,
@@ -239,7 +240,7 @@ impl OpenEngine for TransformOpener {
         let mut opened = self.stored.open(1)?;
         opened
             .features
-            .push(format!("unsealed by {} threads", setup.threads));
+            .push(format!("decrypted by {} threads", setup.threads));
         opened.engine = Box::new(TransformEngine::new(opened.engine, setup));
         Ok(opened)
     }

@@ -235,7 +235,7 @@ impl Checkpoint {
         self.0.total_bytes()
     }
 
-    /// Returns whether files are sealed: their bytes are not those of the tensors, and no memory
+    /// Returns whether files are encrypted: their bytes are not those of the tensors, and no memory
     /// can be a view of them.
     pub fn is_sealed(&self) -> bool {
         let mut shards = self.0.shards().iter();

@@ -47,6 +47,7 @@ fn wrong(algorithm: Algorithm) -> Wrong {
         header: Some(Digest::compute(algorithm, &file[..header])),
         whole: None,
         tensors: digests.collect(),
+        ..Expected::default()
     });
     let at = checkpoint
         .get("t3")

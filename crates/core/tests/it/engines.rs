@@ -234,6 +234,10 @@ impl Transform for Complements {
         }
     }
 
+    fn unit_bytes_max(&self) -> u64 {
+        Self::STORED
+    }
+
     fn apply(&self, number: u32, stored: &[u8], to: &mut [u8]) -> tload::Result<()> {
         assert_eq!(stored[..4], number.to_le_bytes(), "another unit");
         for (to, from) in to.iter_mut().zip(&stored[4..]) {
@@ -270,6 +274,8 @@ fn transformed_sources_satisfy_the_contract_over_simulated_storage() {
             let events = Arc::<EventCount>::default();
             let setup = TransformSetup {
                 sources: contents().map(source).collect(),
+                // Less than a unit, a few of them, and as many as fit into a slot.
+                read_bytes: [1, 4016, 8000][usize::try_from(seed).expect("small") % 3],
                 slab: Slab::new(16 << 10, 3, Arc::clone(&events)).expect("maps"),
                 events,
                 depth: request.depth,

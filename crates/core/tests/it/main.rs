@@ -1,5 +1,6 @@
 //! Tests of the crate's public API: real files, real engines, simulated storage.
 
+mod boxed;
 mod cancel_points;
 mod checkpoints;
 mod child;

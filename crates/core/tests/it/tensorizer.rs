@@ -2,7 +2,7 @@
 //! tensors that the package reads.
 
 #[path = "../../../tensorizer/tests/written/mod.rs"]
-mod recorded;
+pub(crate) mod recorded;
 
 use std::path::{Path, PathBuf};
 
@@ -82,12 +82,9 @@ fn files_that_are_not_loaded_are_named() {
     for name in ["v3", "v3_passphrase", "v4_encrypted"] {
         let path = written(folder.path(), name);
         let error = Checkpoint::open(location(&path)).expect_err(name);
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(
-            error.to_string().contains("is encrypted by Tensorizer"),
-            "{error}"
-        );
-        assert!(error.hint().expect("has one").starts_with("tload convert"));
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains("missing key"), "{error}");
+        assert!(error.hint().expect("has one").contains("TLOAD_KEY"));
     }
     let path = written(folder.path(), "v1");
     let mut bytes = read(&path);
@@ -110,35 +107,69 @@ fn files_that_are_not_loaded_are_named() {
 #[test]
 fn loads_compare_the_digests_in_the_file() {
     let folder = folder();
-    let require = |path: &Path| {
+    let compare = |path: &Path, verify: &Verify| {
         let loader = Loader::open(location(path)).expect("the index is intact");
-        let loader = loader.options(options(|it| it.verify = Verify::Require));
+        let loader = loader.options(options(|it| it.verify = verify.clone()));
         let mut stream = loader.stream()?;
         let read: Result<Vec<_>, _> = stream.by_ref().collect();
         read.map(|_| stream.report())
     };
-    for name in ["v1", "v2", "v4", "v5"] {
-        let path = written(folder.path(), name);
-        let report = require(&path).expect(name);
-        let verification = report.verification.expect("was asked for");
-        assert_eq!(verification.unverified_files, 0, "{name}");
-        assert_eq!(verification.bytes, report.tensor_bytes, "{name}");
-        let good = read(&path);
-        // The last byte of the last tensor; and the module in the header of the first, which only
-        // its digest covers, and its type, which the index has too.
-        let first = usize::try_from(73 + (256 << 10)).expect("small");
-        for (at, kind) in [
-            (good.len() - 9, ErrorKind::Corrupt),
-            (first + 8, ErrorKind::Corrupt),
-            (first + 10, ErrorKind::InvalidFormat),
-        ] {
-            let mut bytes = good.clone();
-            bytes[at] ^= 1;
-            write(&path, &bytes);
-            let failed = require(&path).expect_err("damaged");
-            assert_eq!(failed.kind(), kind, "{name}, byte {at}: {failed}");
+    for (verify, algorithm) in [(Verify::Require, "crc32"), (Verify::Sha256(None), "sha256")] {
+        for name in ["v1", "v2", "v4", "v5"] {
+            let path = written(folder.path(), name);
+            let report = compare(&path, &verify).expect(name);
+            let verification = report.verification.expect("was asked for");
+            assert_eq!(verification.unverified_files, 0, "{name}");
+            assert_eq!(verification.bytes, report.tensor_bytes, "{name}");
+            let good = read(&path);
+            // The last byte of the last tensor; and the module in the header of the first, which
+            // only its digest covers, and its type, which the index has too.
+            let first = usize::try_from(73 + (256 << 10)).expect("small");
+            for (at, kind) in [
+                (good.len() - 9, ErrorKind::Corrupt),
+                (first + 8, ErrorKind::Corrupt),
+                (first + 10, ErrorKind::InvalidFormat),
+            ] {
+                let mut bytes = good.clone();
+                bytes[at] ^= 1;
+                write(&path, &bytes);
+                let failed = compare(&path, &verify).expect_err("damaged");
+                assert_eq!(failed.kind(), kind, "{name}, byte {at}: {failed}");
+                let is_compared = failed.to_string().contains(algorithm);
+                assert_eq!(is_compared, kind == ErrorKind::Corrupt, "{failed}");
+            }
         }
     }
+}
+
+#[test]
+fn some_tensors_are_compared_by_their_own_sha256() {
+    let folder = folder();
+    let path = written(folder.path(), "v2");
+    let good = read(&path);
+    let names = ["inner.weight", "weight", "bf16"];
+    let load = |names: &[&str]| {
+        let loader = Loader::open(location(&path)).expect("the index is intact");
+        let loader = loader.select(Selection::names(names.iter().copied()));
+        let loader = loader.options(options(|it| it.verify = Verify::Sha256(None)));
+        let stream = loader.stream()?;
+        stream.collect::<Result<Vec<_>, _>>()
+    };
+    assert_eq!(load(&names).expect("loads").len(), 3);
+    // The last byte of the last tensor, which is none of these.
+    let mut bytes = good.clone();
+    let at = good.len() - 9;
+    bytes[at] ^= 1;
+    write(&path, &bytes);
+    assert_eq!(load(&names).expect("loads").len(), 3);
+    let opened = Checkpoint::open(location(&path)).expect("opens");
+    let own = opened.get("weight").expect("there").file_range().start;
+    let mut bytes = good;
+    bytes[usize::try_from(own).expect("small")] ^= 1;
+    write(&path, &bytes);
+    let failed = load(&names).expect_err("damaged");
+    assert_eq!(failed.kind(), ErrorKind::Corrupt, "{failed}");
+    assert!(failed.to_string().contains("sha256:"), "{failed}");
 }
 
 #[test]

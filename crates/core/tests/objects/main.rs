@@ -7,6 +7,7 @@
 mod alone;
 mod ambient;
 mod answers;
+mod boxed;
 mod cache_children;
 mod cache_damage;
 mod cache_kills;

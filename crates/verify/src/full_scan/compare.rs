@@ -177,6 +177,7 @@ mod tests {
         let tensor = |range, byte| TensorClaim {
             range,
             digests: vec![digest(byte), sha(byte)],
+            prefixed: None,
         };
         let claim = Claim {
             by: "m".to_owned(),

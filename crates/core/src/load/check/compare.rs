@@ -62,6 +62,8 @@ pub(super) struct TensorCheck {
     pub(super) expected: Digest,
     /// `None` for SHA-256.
     pub(super) sum: Option<Sum>,
+    /// Bytes that a SHA-256 covers before those of the tensor.
+    pub(super) before: Vec<u8>,
 }
 
 /// Comparison of one source.
@@ -154,11 +156,11 @@ impl Check {
                 continue;
             }
             let check = self.digests[piece.tensor].as_ref();
-            if check.is_none_or(|check| check.sum.is_some()) {
+            let Some(check) = check.filter(|check| check.sum.is_none()) else {
                 continue;
-            }
+            };
             if piece.tensor_offset == 0 {
-                *hasher = Sha256::new();
+                *hasher = Sha256::new_with_prefix(&check.before);
             }
             hasher.update(own);
             if is_last(self.tensors[piece.tensor].byte_len()) {

@@ -174,6 +174,7 @@ mod tests {
                 .iter()
                 .map(|name| ((*name).to_owned(), digest("crc32c:00000002")))
                 .collect(),
+            before: std::collections::BTreeMap::new(),
         }
     }
 

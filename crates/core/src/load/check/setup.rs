@@ -96,9 +96,11 @@ impl Check {
                 continue;
             };
             for (tensor, digest) in decided.wanted.clone().zip(digests) {
+                let before = decided.decision.before(self.tensors[tensor].name());
                 self.digests[tensor] = digest.map(|expected| TensorCheck {
                     expected,
                     sum: Sum::new(expected.algorithm(), self.tensors[tensor].byte_len()),
+                    before: before.to_vec(),
                 });
             }
         }
@@ -175,9 +177,10 @@ impl Check {
     /// Compares tensors without bytes, for which no read will arrive.
     fn compare_empty(&self, source: &SourceCheck, decided: &Decided<'_>) -> Result<()> {
         for tensor in decided.wanted.clone() {
-            let expected = self.digests[tensor].as_ref().map(|check| check.expected);
-            if let Some(expected) = expected.filter(|_| self.tensors[tensor].byte_len() == 0) {
-                self.compare_tensor(source, tensor, Digest::compute(expected.algorithm(), &[]))?;
+            let check = self.digests[tensor].as_ref();
+            if let Some(check) = check.filter(|_| self.tensors[tensor].byte_len() == 0) {
+                let found = Digest::compute(check.expected.algorithm(), &check.before);
+                self.compare_tensor(source, tensor, found)?;
             }
         }
         Ok(())
@@ -244,12 +247,19 @@ struct Decided<'a> {
 /// Decision, with the authority of the expectation behind it.
 struct Outcome<'a> {
     by: Option<&'a str>,
+    expected: Option<&'a Expected>,
     coverage: Coverage,
     header: Option<Digest>,
     why: Option<String>,
 }
 
 impl Outcome<'_> {
+    /// Returns the bytes that the digest of a tensor covers before those of the tensor.
+    fn before(&self, tensor: &str) -> &[u8] {
+        let before = self.expected.and_then(|it| it.before.get(tensor));
+        before.map_or(&[], Vec::as_slice)
+    }
+
     /// Compares the header if its CRC is known: both CRCs were computed when the source was opened.
     fn compare_header(&self, facts: &SourceFacts<'_>) -> Result<()> {
         let Some(expected) = self.header else {
@@ -382,6 +392,7 @@ fn decided_of<'a>(
         Expectation::Nothing { why } => {
             return Ok(Outcome {
                 by: None,
+                expected: None,
                 coverage: Coverage::Nothing,
                 header: None,
                 why: Some(why.clone()),
@@ -397,6 +408,7 @@ fn decided_of<'a>(
     } = decide(len, header_bytes, facts.tensors, wanted, expected);
     let outcome = Outcome {
         by: Some(&expected.by),
+        expected: Some(expected),
         coverage,
         header,
         why,

@@ -41,6 +41,18 @@ pub(super) const BYTES: Section = Section {
             ],
         },
         Promise {
+            says: "Bytes of encrypted checkpoints, sealed or of Tensorizer, are authenticated \
+                   before they are handed over. A missing key and a wrong one are errors before \
+                   the first tensor.",
+            tests: &[
+                "crates/core/tests/it/boxed.rs::damage_is_an_error_and_none_of_its_bytes_is_handed_over",
+                "crates/core/tests/it/boxed.rs::missing_wrong_and_useless_keys_are_told_apart_before_the_first_tensor",
+                "crates/core/tests/it/sealed.rs::damage_is_an_error_and_none_of_its_bytes_is_handed_over",
+                "crates/core/tests/it/sealed.rs::missing_and_wrong_keys_are_told_apart_before_the_first_tensor",
+                "crates/core/tests/objects/boxed.rs::the_cache_keeps_what_is_encrypted_and_its_damage_is_not_handed_over",
+            ],
+        },
+        Promise {
             says: "With `verify=`, a tensor with a wrong bit is not delivered if it is compared \
                    individually: if it has a CRC or BLAKE3, or a SHA-256 in a file without a \
                    digest of the whole file.",
