@@ -200,7 +200,7 @@ fn write_file(
     mut sealer: Option<Sealer>,
     writer: &mut Writer,
 ) -> Result<String> {
-    let (mut digest, mut sealed, mut at) = (Context::new(&SHA256), Vec::new(), 0);
+    let (mut digest, mut stored, mut at) = (Context::new(&SHA256), Vec::new(), 0);
     while at < source.len() {
         let bytes = source.fetch(at, READ_BYTES)?;
         if bytes.is_empty() {
@@ -212,16 +212,16 @@ fn write_file(
             writer.write(&bytes)?;
             continue;
         };
-        let pushed = sealer.push(&bytes, &mut sealed);
+        let pushed = sealer.push(&bytes, &mut stored);
         pushed.map_err(|error| {
             Error::unsupported(error.to_string()).with_location(source.location())
         })?;
-        writer.write(&sealed)?;
-        sealed.clear();
+        writer.write(&stored)?;
+        stored.clear();
     }
     if let Some(sealer) = sealer {
-        sealer.finish(&mut sealed);
-        writer.write(&sealed)?;
+        sealer.finish(&mut stored);
+        writer.write(&stored)?;
     }
     Ok(hexadecimal(digest.finish().as_ref()))
 }

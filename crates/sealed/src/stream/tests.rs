@@ -11,13 +11,13 @@ fn seal(main: &[u8], header: &Header, associated: &[u8], file: &[u8]) -> Vec<u8>
     let key = FileKey::derive(main, header, associated);
     let layout = Layout::of_opened(header.algorithm(), file.len() as u64).expect("short");
     let mut sealer = Sealer::new(key, *header);
-    let mut sealed = Vec::new();
+    let mut stored = Vec::new();
     for piece in file.chunks(700_001) {
-        sealer.push(piece, &mut sealed).expect("short");
+        sealer.push(piece, &mut stored).expect("short");
     }
-    sealer.finish(&mut sealed);
-    assert_eq!(sealed.len() as u64, layout.sealed_len());
-    sealed
+    sealer.finish(&mut stored);
+    assert_eq!(stored.len() as u64, layout.sealed_len());
+    stored
 }
 
 /// Opens a whole file.
