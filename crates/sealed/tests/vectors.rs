@@ -49,12 +49,12 @@ fn files_are_sealed_and_opened_as_tink_does() {
         let layout = Layout::of_opened(algorithm, file.len() as u64).expect("short");
         assert_eq!(layout.sealed_len(), vector.sealed_bytes);
         let own = main.file_key(&header, &bytes(&vector.associated));
-        let (mut sealer, mut sealed) = (Sealer::new(own, header), Vec::new());
+        let (mut sealer, mut stored) = (Sealer::new(own, header), Vec::new());
         for piece in file.chunks(1_000_003) {
-            sealer.push(piece, &mut sealed).expect("short");
+            sealer.push(piece, &mut stored).expect("short");
         }
-        sealer.finish(&mut sealed);
-        let found = digest(&SHA256, &sealed);
+        sealer.finish(&mut stored);
+        let found = digest(&SHA256, &stored);
         assert_eq!(
             found.as_ref(),
             bytes(&vector.sealed_sha256),
@@ -62,13 +62,13 @@ fn files_are_sealed_and_opened_as_tink_does() {
             vector.bytes
         );
         if let Some(theirs) = &vector.sealed {
-            assert_eq!(sealed, bytes(theirs));
+            assert_eq!(stored, bytes(theirs));
         }
         // From the last segment to the first: any one opens alone.
         for number in (0..=layout.last()).rev() {
             let segment = layout.segment(number);
             let mut opened = vec![0; index(&segment.opened).len()];
-            let own = &sealed[index(&segment.sealed)];
+            let own = &stored[index(&segment.sealed)];
             key.open(&segment, own, &mut opened).expect("opens");
             assert_eq!(opened, file[index(&segment.opened)]);
         }
