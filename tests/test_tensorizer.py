@@ -150,7 +150,8 @@ def test_damage_is_named(tmp_path: Path) -> None:
 def test_destinations_of_the_caller(tmp_path: Path) -> None:
     path = written(tmp_path, "v4_encrypted")
     with tload.open(path, key=RAW) as checkpoint:
-        targets = {name: np.zeros(info.shape, {"F32": np.float32, "F64": np.float64}[info.dtype]) for name, info in checkpoint.items()}
+        dtypes = {"F32": np.float32, "F64": np.float64}
+        targets = {name: np.zeros(info.shape, dtypes[info.dtype]) for name, info in checkpoint.items()}
     tload.load_into(targets, path, key=RAW)
     found = {name: hashlib.sha256(target.tobytes()).hexdigest() for name, target in targets.items()}
     assert found == expected("v4_encrypted")
