@@ -31,11 +31,7 @@ def read_key(key: Key | None, environment: Mapping[str, str]) -> tuple[str, str]
         return "file", os.fspath(key)
     text = key() if callable(key) else key
     if isinstance(text, bytes):
-        # Keys of Tensorizer are bytes, of which their digits are another form.
-        try:
-            text = text.decode()
-        except UnicodeDecodeError:
-            text = text.hex()
+        text = _text_of(text)
     if isinstance(text, str):
         return "text", text
     # Its value is not shown: it may be the key in another form.
@@ -52,6 +48,14 @@ def read_sealing(key: Key | None, recipients: Sequence[str]) -> tuple[list[str],
     if key is None and not recipients:
         return None
     return [*recipients], None if key is None else read_key(key, {})
+
+
+def _text_of(key: bytes) -> str:
+    """Return the text of a key. Those of Tensorizer are any bytes, of which their digits are another form."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return key.hex()
 
 
 def is_secret(key: Key | None) -> bool:
