@@ -1,6 +1,8 @@
 //! Checkpoints that are sealed while they are written: opened, they have the files of a plain
 //! write.
 
+#![expect(clippy::disallowed_methods, reason = "a test reads what was written")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -22,7 +24,7 @@ const SEALED_HEADER_BYTES: u64 = 24;
 
 fn write(to: &Path, lens: &[u64], options: WriteOptions) -> Result<WriteReport> {
     let spec = |(index, len): (usize, &u64)| {
-        TensorSpec::new(format!("t{index}"), Dtype::U8, &[*len]).expect("valid")
+        TensorSpec::new(format!("t{index}"), Dtype::U8, [*len]).expect("valid")
     };
     let specs: Vec<_> = lens.iter().enumerate().map(spec).collect();
     let mut writer = Writer::planned(&Location::from_path(to), specs.clone(), options)?;
@@ -97,7 +99,7 @@ fn abandoned_writes_leave_nothing() {
     write_new_key(Algorithm::Aes256, &key).expect("is written");
     let sealing = Sealing::new(&Recipients::new(), Some(&Key::from_file(&key))).expect("a keyset");
     let options = WriteOptions::new().sealing(Arc::new(sealing));
-    let spec = TensorSpec::new("a", Dtype::U8, &[9]).expect("valid");
+    let spec = TensorSpec::new("a", Dtype::U8, [9]).expect("valid");
     let mut writer =
         Writer::planned(&Location::from_path(&to), vec![spec.clone()], options).expect("begins");
     writer.begin(spec).expect("is planned");

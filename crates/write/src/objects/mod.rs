@@ -91,11 +91,8 @@ impl ObjectTarget {
             return refused(message, "write to another prefix, or remove it first");
         }
         if old.is_some() && !options.replace {
-            let message = "there is a checkpoint".to_owned();
-            return refused(
-                message,
-                "write to another prefix, or set the option replace",
-            );
+            let hint = "write to another prefix, or set the option replace";
+            return refused("there is a checkpoint".to_owned(), hint);
         }
         let has_manifest = names.any(|name| name == MANIFEST_NAME);
         if has_manifest || options.manifest && old.is_some() {
