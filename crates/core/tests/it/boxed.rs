@@ -257,7 +257,7 @@ fn damage_is_an_error_and_none_of_its_bytes_is_handed_over() {
         (large.start + 2_400_000, corrupt, boxed(13)),
         (large.start + 3_000_000, corrupt, boxed(16)),
         (end, corrupt, "box 0 of 1 ".to_owned()),
-        // What opens them: a nonce is that of all boxes.
+        // An authenticator, and the nonce, which all boxes of a tensor share.
         (large.macs + 16 * 16, corrupt, boxed(16)),
         (large.nonce + 23, corrupt, "of 17 does not match".to_owned()),
         // Numbers of the header and of the index.
