@@ -375,6 +375,7 @@ impl LoadOptions {
     /// # Examples
     ///
     /// ```
+    /// # use tload_options as tload;
     /// let error = tload::LoadOptions::new().lanes(0).validate().unwrap_err();
     /// assert_eq!(error.option(), Some("lanes"));
     /// ```
