@@ -256,7 +256,8 @@ fn load_prints_the_report() {
     let directory = folder.path().join("model");
     synth(&directory, &["--size", "2MiB"]);
     let text = succeed(["load", directory.to_str().unwrap(), "--digest"]);
-    for wanted in ["GB/s", "complete", "engine", "digest: "] {
+    // A busy machine loads at less than 1 GB/s.
+    for wanted in ["B/s", "complete", "engine", "digest: "] {
         assert!(text.contains(wanted), "{wanted} is not in\n{text}");
     }
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tload_testbed::{Fault, Operation, Rule, pause_between_looks};
 
-use crate::interrupt::signal;
+use crate::interrupt::{heed_signals, signal};
 use crate::remote::{Lab, PATIENCE};
 use crate::requirement::{of_machine, requirement};
 use crate::{command, stderr, succeed};
@@ -93,6 +93,7 @@ fn exit_status_arguments_and_descriptors_are_those_of_the_command() {
 
 #[test]
 fn signals_end_the_command_and_then_the_reader() {
+    heed_signals();
     let lab = Lab::start();
     lab.checkpoint();
     lab.server
@@ -202,8 +203,11 @@ fn command_has_the_terminal_and_its_keys() {
     if requirement("script", found).is_none() {
         return;
     }
+    heed_signals();
     let model = Model::new();
-    let inner = "test -t 0 -a -t 1 -a -t 2 && ps -o tpgid= -o pgid= -p $$ && echo ready; sleep 600";
+    // A shell that waits for `sleep` may drop a signal that comes before `sleep` runs.
+    let inner =
+        "test -t 0 -a -t 1 -a -t 2 && ps -o tpgid= -o pgid= -p $$ && echo ready; exec sleep 600";
     let line = model.exec(["sh", "-c", inner]);
     let quoted = |word: &OsStr| format!("'{}'", word.to_str().unwrap());
     let words: Vec<_> = std::iter::once(line.get_program())

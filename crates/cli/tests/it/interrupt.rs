@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Once};
 
-use signal_hook::consts::SIGHUP;
+use signal_hook::consts::{SIGHUP, SIGINT};
 
 use crate::command;
 
@@ -26,31 +26,35 @@ pub(crate) fn signal(child: &Child, name: &str) -> bool {
     told.unwrap().success()
 }
 
-/// Lets commands end by SIGHUP also if `nohup` ignores it for this process: they do not inherit a
-/// handler, but get the default action.
-fn heed_hangups() {
+/// Lets commands end by SIGHUP and SIGINT also if this process ignores them, as under `nohup` and in
+/// the background of a script: commands do not inherit a handler, but get the default action.
+pub(crate) fn heed_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-        let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-        if ignored.is_some_and(|ignored| ignored >> (SIGHUP - 1) & 1 == 1) {
-            signal_hook::flag::register(SIGHUP, Arc::default()).unwrap();
+        let ignored = mask.map(|mask| u64::from_str_radix(mask.trim(), 16).unwrap());
+        for signal in [SIGHUP, SIGINT] {
+            if ignored.is_some_and(|ignored| ignored >> (signal - 1) & 1 == 1) {
+                signal_hook::flag::register(signal, Arc::default()).unwrap();
+            }
         }
     });
 }
 
 #[test]
-fn hangups_reach_commands() {
-    heed_hangups();
-    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-    assert!(signal(&child, "HUP"), "it had ended");
-    assert_eq!(child.wait().unwrap().signal(), Some(SIGHUP));
+fn signals_reach_commands() {
+    heed_signals();
+    for (name, number) in [("HUP", SIGHUP), ("INT", SIGINT)] {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(signal(&child, name), "it had ended");
+        assert_eq!(child.wait().unwrap().signal(), Some(number));
+    }
 }
 
 #[test]
-fn hangups_reach_commands_under_nohup() {
-    let script = "trap '' HUP; exec \"$0\" --exact interrupt::hangups_reach_commands";
+fn signals_that_the_runner_ignores_reach_commands() {
+    let script = "trap '' HUP INT; exec \"$0\" --exact interrupt::signals_reach_commands";
     let again = Command::new("sh")
         .args(["-c", script])
         .arg(std::env::current_exe().unwrap())
@@ -192,7 +196,7 @@ mod moments {
     }
 
     fn spawn(lab: &Lab, arguments: &[&str]) -> Child {
-        super::heed_hangups();
+        super::heed_signals();
         lab.command(&[arguments, &["--store", "read_timeout=3600"]].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
