@@ -26,8 +26,8 @@ pub(crate) fn signal(child: &Child, name: &str) -> bool {
     told.unwrap().success()
 }
 
-/// Lets commands end by SIGHUP and SIGINT also if this process ignores them, as under `nohup` and in
-/// the background of a script: commands do not inherit a handler, but get the default action.
+/// Lets commands end by SIGHUP and SIGINT also if this process ignores them, as under `nohup` and
+/// in the background of a script: commands do not inherit a handler, but get the default action.
 pub(crate) fn heed_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
