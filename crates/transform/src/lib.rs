@@ -12,7 +12,7 @@
 //! Programs depend on the crate `tload`. The crates are released together, and anything here may
 //! change in any release.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,6 +60,8 @@ pub struct TransformEngine {
     /// By number.
     jobs: HashMap<usize, Waiting>,
     reads: HashMap<usize, Read>,
+    /// Reads that jobs can still wait for, by their source and first unit.
+    open: BTreeMap<(usize, u32), usize>,
     /// Reads that have no slot yet.
     queue: VecDeque<usize>,
     next_number: usize,
@@ -105,6 +107,7 @@ impl TransformEngine {
             storage,
             jobs: HashMap::new(),
             reads: HashMap::new(),
+            open: BTreeMap::new(),
             queue: VecDeque::new(),
             next_number: 0,
             ended: Vec::new(),
@@ -122,18 +125,19 @@ impl TransformEngine {
     fn wait_for(&mut self, job: usize, source: usize, mut units: Range<u32>) -> usize {
         let mut count = 0;
         while !units.is_empty() {
-            let known = self
-                .reads
-                .values_mut()
-                .find(|read| read.source == source && read.units.contains(&units.start));
+            let at = (source, units.start);
+            let before = self.open.range(..=at).next_back();
+            let before = before.map(|(_, number)| *number);
+            let read = before.and_then(|number| self.reads.get_mut(&number));
+            let known =
+                read.filter(|read| read.source == source && read.units.contains(&units.start));
             if let Some(read) = known {
                 read.jobs.push(job);
                 units.start = read.units.end.min(units.end);
             } else {
-                let known = self.reads.values().filter(|read| read.source == source);
-                let next = known.map(|read| read.units.start);
-                let next = next.filter(|start| *start > units.start).min();
-                let end = next.map_or(units.end, |next| units.end.min(next));
+                let mut after = self.open.range(at..).map(|(at, _)| *at);
+                let next = after.next().filter(|next| next.0 == source);
+                let end = next.map_or(units.end, |next| units.end.min(next.1));
                 let read = Read {
                     source,
                     units: self.setup.read_of(source, &(units.start..end)),
@@ -142,6 +146,7 @@ impl TransformEngine {
                 };
                 units.start = read.units.end;
                 let number = self.number();
+                self.open.insert(at, number);
                 self.reads.insert(number, read);
                 self.queue.push_back(number);
             }
@@ -214,16 +219,15 @@ impl TransformEngine {
 
     /// Returns the work on a read. Jobs that come later have to read its units again.
     fn computing(&mut self, number: usize, filled: Filled) -> CopyTask {
-        let read = self.reads.get_mut(&number).expect("has just been read");
+        let read = &self.reads[&number];
         let TransformSource {
             transform,
             alignment,
         } = self.setup.sources[read.source].clone();
         let units = read.units.clone();
+        self.open.remove(&(read.source, units.start));
         let windows = read.jobs.iter().map(|job| &self.jobs[job].window);
         let windows: Vec<_> = windows.map(Arc::clone).collect();
-        // Later jobs find no units in it.
-        read.units.end = read.units.start;
         Box::new(move || {
             let offset = stored(&*transform, &units).start / alignment * alignment;
             let result = compute(&*transform, &units, offset, filled, &windows);
@@ -247,6 +251,10 @@ impl TransformEngine {
     /// Ends the jobs that waited for nothing but this read.
     fn read_ended(&mut self, number: usize, error: Option<&Error>, done: &mut Vec<Done>) {
         let read = self.reads.remove(&number).expect("ends once");
+        let at = (read.source, read.units.start);
+        if self.open.get(&at) == Some(&number) {
+            self.open.remove(&at);
+        }
         for number in read.jobs {
             let job = self.jobs.get_mut(&number).expect("waits for the read");
             job.reads -= 1;
