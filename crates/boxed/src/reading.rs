@@ -40,7 +40,7 @@ pub fn require_opened(source: &dyn Source, index: &Index) -> Result<()> {
     let message = "missing key: the file is encrypted by Tensorizer, and no key was given";
     Err(Error::new(ErrorKind::PermissionDenied, message)
         .with_location(source.location())
-        .with_hint("pass the key, or set TLOAD_KEY, TLOAD_KEY_FILE or TLOAD_KEY_COMMAND"))
+        .with_hint("pass key= (in the command --key-file or --key-command), or set TLOAD_KEY, TLOAD_KEY_FILE or TLOAD_KEY_COMMAND"))
 }
 
 /// Reads and checks the header of a tensor.

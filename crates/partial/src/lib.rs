@@ -24,11 +24,11 @@
 //! ```
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -47,14 +47,8 @@ const DIGITS: usize = 12;
 pub struct Partial {
     path: PathBuf,
     beside: PathBuf,
-    made: Option<Made>,
-}
-
-#[derive(Debug)]
-enum Made {
-    /// The file, whose lock this holds.
-    File(File),
-    Folder,
+    /// File or directory, whose lock this holds; the permissions that a directory gets.
+    made: Option<(File, Option<Permissions>)>,
 }
 
 impl Partial {
@@ -91,43 +85,49 @@ impl Partial {
     ///
     /// [`InvalidRequest`](tload_base::error::ErrorKind::InvalidRequest).
     pub fn refuse_existing(&self) -> Result<()> {
-        match self.path.symlink_metadata() {
-            Ok(_) => Err(exists(&self.path)),
-            Err(_) => Ok(()),
-        }
+        let found = self.path.symlink_metadata();
+        found.map_or(Ok(()), |_| Err(exists(&self.path)))
     }
 
-    /// Creates the file, and removes files in progress of this name that no process writes.
+    /// Creates the file, and removes what is in progress of this name and no process writes.
     ///
     /// # Errors
     ///
     /// Those of creating a file, for example if this process writes the same name already.
     pub fn create_file(&mut self) -> Result<File> {
-        remove_leftovers(&self.path);
-        let failed = |error| self.failed(error);
-        let file = loop {
-            let file = File::create_new(&self.beside).map_err(failed)?;
-            // Waits only for a process that looks for leftovers, and may have removed this file.
-            // Without locks, files that killed processes leave stay.
-            let _ = flock(&file, FlockOperation::LockExclusive);
-            if file.metadata().map_err(failed)?.nlink() > 0 {
-                break file;
-            }
-        };
-        let own = file.try_clone().map_err(failed)?;
-        self.made = Some(Made::File(file));
-        Ok(own)
+        let file = self.create(|| File::create_new(&self.beside))?;
+        let own = file.try_clone();
+        self.made = Some((file, None));
+        own.map_err(|error| self.failed(error))
     }
 
-    /// Creates the directory.
+    /// Creates the directory, as [`Self::create_file`] does.
     ///
     /// # Errors
     ///
     /// Those of creating a directory, for example if this process writes the same name already.
     pub fn create_folder(&mut self) -> Result<()> {
-        fs::create_dir(&self.beside).map_err(|error| self.failed(error))?;
-        self.made = Some(Made::Folder);
+        let make = || fs::create_dir(&self.beside).and_then(|()| open_folder(&self.beside));
+        let folder = self.create(make)?;
+        let failed = |error| self.failed(error);
+        let given = folder.metadata().map_err(failed)?.permissions();
+        let private = folder.set_permissions(Permissions::from_mode(0o700));
+        private.map_err(failed)?;
+        self.made = Some((folder, Some(given)));
         Ok(())
+    }
+
+    fn create(&self, make: impl Fn() -> io::Result<File>) -> Result<File> {
+        remove_leftovers(&self.path);
+        loop {
+            let file = make().map_err(|error| self.failed(error))?;
+            // Waits only for a process that looks for leftovers, and may have removed this one.
+            // Without locks, what killed processes leave stays.
+            let _ = flock(&file, FlockOperation::LockExclusive);
+            if self.beside.exists() {
+                return Ok(file);
+            }
+        }
     }
 
     /// Waits until storage has it, and gives it its name. It replaces a file if `may_replace`.
@@ -138,15 +138,18 @@ impl Partial {
     /// [`InvalidRequest`](tload_base::error::ErrorKind::InvalidRequest) if something has the name
     /// by now; those of writing. What was written is gone then.
     pub fn complete(mut self, may_replace: bool) -> Result<()> {
-        let stored = match &self.made {
-            Some(Made::File(file)) => file.sync_all(),
-            Some(Made::Folder) => sync_folder(&self.beside),
-            None => Err(io::ErrorKind::NotFound.into()),
+        let store = || {
+            let (made, permissions) = self.made.as_ref().ok_or(io::ErrorKind::NotFound)?;
+            let mut given = permissions.iter().cloned();
+            given.try_for_each(|given| made.set_permissions(given))?;
+            synced(made)
         };
-        stored.map_err(|error| self.failed(error))?;
+        store().map_err(|error| self.failed(error))?;
         self.rename(may_replace)?;
         self.made = None;
-        sync_folder(folder_of(&self.path)).map_err(|error| self.failed(error))
+        let folder = open_folder(folder_of(&self.path));
+        let synced = folder.and_then(|folder| synced(&folder));
+        synced.map_err(|error| self.failed(error))
     }
 
     fn rename(&self, may_replace: bool) -> Result<()> {
@@ -174,9 +177,9 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         // The error that ended the writing counts.
-        let _ = match self.made {
-            Some(Made::File(_)) => fs::remove_file(&self.beside),
-            Some(Made::Folder) => fs::remove_dir_all(&self.beside),
+        let _ = match &self.made {
+            Some((_, Some(_))) => fs::remove_dir_all(&self.beside),
+            Some((_, None)) => fs::remove_file(&self.beside),
             None => Ok(()),
         };
     }
@@ -203,18 +206,16 @@ fn prefix(path: &Path) -> OsString {
     prefix
 }
 
-/// Removes the files in progress of this name that no process has locked.
-fn remove_leftovers(path: &Path) {
-    let Ok(entries) = fs::read_dir(folder_of(path)) else {
-        return;
-    };
+/// Removes what is in progress of this name and no process has locked. Returns what it was.
+pub fn remove_leftovers(path: &Path) -> Vec<PathBuf> {
     let prefix = prefix(path);
-    for entry in entries.flatten() {
-        if is_of(&entry.file_name(), &prefix) {
-            // It stays, as after an error of the process that has left it.
-            let _ = remove_leftover(&entry.path());
-        }
-    }
+    let entries = fs::read_dir(folder_of(path)).into_iter().flatten();
+    let own = entries
+        .flatten()
+        .filter(|it| is_of(&it.file_name(), &prefix));
+    let paths = own.map(|entry| entry.path());
+    // Others stay, as after an error of the process that has left them.
+    paths.filter(|path| remove_leftover(path).is_ok()).collect()
 }
 
 /// Returns whether `name` is that of something in progress, of the name that `prefix` is made of.
@@ -227,17 +228,17 @@ fn is_of(name: &OsStr, prefix: &OsStr) -> bool {
 fn remove_leftover(path: &Path) -> io::Result<()> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut options = OpenOptions::new();
+    options.custom_flags(flags.bits().cast_signed()).read(true);
     // A network file system lets writers lock a file exclusively, and others not.
-    options.write(true);
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits().cast_signed());
-    let file = options.open(path)?;
+    let file = options.write(!path.is_dir()).open(path)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     // It may have got its name meanwhile.
     let (opened, named) = (file.metadata()?, path.symlink_metadata()?);
-    if opened.is_file() && (opened.dev(), opened.ino()) == (named.dev(), named.ino()) {
-        fs::remove_file(path)?;
+    match (opened.dev(), opened.ino()) == (named.dev(), named.ino()) {
+        true if opened.is_dir() => fs::remove_dir_all(path),
+        true => fs::remove_file(path),
+        false => Err(io::ErrorKind::NotFound.into()),
     }
-    Ok(())
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -247,13 +248,17 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Waits until storage has the names in a directory, on file systems that can.
 #[expect(
     clippy::disallowed_methods,
     reason = "a directory, whose contents are not read"
 )]
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    match File::open(folder)?.sync_all() {
+fn open_folder(folder: &Path) -> io::Result<File> {
+    File::open(folder)
+}
+
+/// Waits until storage has a file, or the names in a directory on file systems that can.
+fn synced(file: &File) -> io::Result<()> {
+    match file.sync_all() {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         synced => synced,
     }

@@ -2,13 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 use tload_base::error::ErrorKind;
 
-use super::{Partial, beside};
+use super::{Partial, beside, remove_leftovers};
 
 fn text(path: &Path) -> String {
     fs::read_to_string(path).expect("a file")
@@ -81,6 +81,8 @@ fn a_folder_has_its_name_when_it_is_complete_and_not_before() {
     let begin = || {
         let mut partial = Partial::new(&path).expect("a folder's path");
         partial.create_folder().expect("room");
+        let mode = fs::metadata(partial.beside()).expect("there").mode();
+        assert_eq!(mode & 0o777, 0o700, "others may not look into it");
         fs::write(partial.beside().join("x"), "x").expect("room");
         partial
     };
@@ -95,6 +97,10 @@ fn a_folder_has_its_name_when_it_is_complete_and_not_before() {
     fs::remove_dir(&path).expect("empty");
     begin().complete(false).expect("the first");
     assert_eq!((names(folder.path()).len(), names(&path).len()), (1, 1));
+    let plain = folder.path().join("plain");
+    fs::create_dir(&plain).expect("room");
+    let mode = |path: &Path| fs::metadata(path).expect("there").mode();
+    assert_eq!(mode(&path), mode(&plain), "as other directories");
 }
 
 #[test]
@@ -129,8 +135,17 @@ fn leftovers_of_killed_processes_are_removed_by_the_next_one() {
     }
     let link = ".m.json.0123456789ad.tload-partial";
     symlink(at(kept[0]), at(link)).expect("room");
-    let directory = ".m.json.0123456789ae.tload-partial";
-    fs::create_dir(at(directory)).expect("room");
+    let folders = [
+        ".m.json.0123456789ae.tload-partial",
+        ".m.json.0123456789af.tload-partial",
+    ];
+    for name in folders {
+        fs::create_dir(at(name)).expect("room");
+        fs::write(at(name).join("x"), "x").expect("room");
+    }
+    let [_, running_folder] = folders;
+    let held_folder = super::open_folder(&at(running_folder)).expect("there");
+    flock(&held_folder, FlockOperation::NonBlockingLockExclusive).expect("free");
     let held = File::options()
         .write(true)
         .open(at(running))
@@ -140,15 +155,17 @@ fn leftovers_of_killed_processes_are_removed_by_the_next_one() {
     put(&at("m.json"), "text", false).expect("writes");
     let mut wanted: Vec<_> = kept
         .iter()
-        .chain([&running, &link, &directory])
+        .chain([&running, &link, &running_folder])
         .copied()
         .collect();
     wanted.push("m.json");
     wanted.sort_unstable();
     assert_eq!(names(folder.path()), wanted);
     assert_eq!(text(&at(kept[0])), "left");
-    drop(held);
-    put(&at("m.json"), "again", true).expect("writes");
+    drop((held, held_folder));
+    let mut removed = remove_leftovers(&at("m.json"));
+    removed.sort();
+    assert_eq!(removed, [at(running), at(running_folder)]);
     assert!(!names(folder.path()).contains(&running.to_owned()));
 }
 

@@ -29,7 +29,7 @@ impl NewCheckpoint {
             Some(key) => key.main_key(None)?,
             None if recipients.is_empty() => {
                 return Err(Error::invalid_request("there is no recipient, and no key")
-                    .with_hint("name recipients of age, or pass a keyset of Tink as the key"));
+                    .with_hint("name recipients of age (--recipient), or pass a keyset of Tink as the key (--new-key-file makes one)"));
             }
             None => MainKey::random(algorithm),
         };

@@ -126,5 +126,5 @@ fn missing_key(location: &Location) -> Error {
     let message = "missing key: the checkpoint is sealed, and no key was given";
     Error::new(ErrorKind::PermissionDenied, message)
         .with_location(location)
-        .with_hint("pass the key, or set TLOAD_KEY, TLOAD_KEY_FILE or TLOAD_KEY_COMMAND")
+        .with_hint("pass key= (in the command --key-file or --key-command), or set TLOAD_KEY, TLOAD_KEY_FILE or TLOAD_KEY_COMMAND")
 }

@@ -11,6 +11,7 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use tload_base::error::{Error, ErrorKind, Result};
 use tload_base::options::location::hexadecimal;
 use tload_base::options::{Location, StoreOptions};
+use tload_base::sync::cancel::CancelFlag;
 use tload_base::sync::parallel::parallel_map;
 use tload_copy::{ListedFile, components, list_files};
 use tload_partial::Partial;
@@ -59,12 +60,14 @@ pub struct WrittenCheckpoint {
 /// # Errors
 ///
 /// [`ErrorKind::InvalidRequest`] without recipients and key, for a target that exists, and for a
-/// source that is sealed already; those of reading and writing.
+/// source that is sealed already; [`ErrorKind::Cancelled`] soon after `cancel` was set; those of
+/// reading and writing. The target is not there then.
 pub fn seal(
     from: &Location,
     store: &StoreOptions,
     to: &Path,
     options: &SealOptions,
+    cancel: &CancelFlag,
 ) -> Result<WrittenCheckpoint> {
     let new = NewCheckpoint::new(options.algorithm, &options.recipients, options.key.as_ref())?;
     let plain = globs(&options.plain)?;
@@ -78,7 +81,7 @@ pub fn seal(
             .as_ref()
             .map(|it| hexadecimal(it.header().as_bytes()));
         let mut writer = target.create(&file.name)?;
-        let sha256 = write_file(&*source, sealer, &mut writer)?;
+        let sha256 = write_file(&*source, sealer, &mut writer, cancel)?;
         writer.finish()?;
         source.verify_unchanged()?;
         Ok(ManifestEntry {
@@ -109,12 +112,14 @@ pub fn seal(
 /// # Errors
 ///
 /// Those of opening the checkpoint and its files, and of writing; [`ErrorKind::InvalidRequest`] for
-/// a target that exists.
+/// a target that exists; [`ErrorKind::Cancelled`] soon after `cancel` was set. The target is not
+/// there then.
 pub fn unseal(
     from: &Location,
     store: &StoreOptions,
     key: &Key,
     to: &Path,
+    cancel: &CancelFlag,
 ) -> Result<WrittenCheckpoint> {
     let open = |location: &Location, first: usize| -> Result<OpenedSource> {
         let source = open_stored(location, store)?;
@@ -128,7 +133,7 @@ pub fn unseal(
         components(&entry.name)?;
         let (source, _) = checkpoint.open_file(&from.join(&entry.name), 0, &open)?;
         let mut writer = target.create(&entry.name)?;
-        let found = write_file(&*source, None, &mut writer)?;
+        let found = write_file(&*source, None, &mut writer, cancel)?;
         source.verify_unchanged()?;
         if found != entry.sha256 {
             let message = format!(
@@ -199,9 +204,15 @@ fn write_file(
     source: &dyn Source,
     mut sealer: Option<Sealer>,
     writer: &mut Writer,
+    cancel: &CancelFlag,
 ) -> Result<String> {
     let (mut digest, mut stored, mut at) = (Context::new(&SHA256), Vec::new(), 0);
     while at < source.len() {
+        if cancel.is_cancelled() {
+            return Err(
+                Error::new(ErrorKind::Cancelled, "was cancelled").with_location(&writer.location)
+            );
+        }
         let bytes = source.fetch(at, READ_BYTES)?;
         if bytes.is_empty() {
             return Err(ended(source, at));

@@ -11,6 +11,7 @@ use age::x25519::Identity;
 use tempfile::TempDir;
 use tload_base::error::{Error, ErrorKind};
 use tload_base::options::{Location, StoreOptions};
+use tload_base::sync::cancel::CancelFlag;
 use tload_sealed::stream::Algorithm;
 use tload_sealed::{
     Key, Recipients, SealOptions, WrittenCheckpoint, rekey, seal, unseal, write_new_key,
@@ -52,13 +53,25 @@ impl Site {
 
     fn seal(&self, to: &str, options: &SealOptions) -> Result<WrittenCheckpoint, Error> {
         let (from, to) = (self.location("plain"), self.path(to));
-        seal(&from, &StoreOptions::new(), &to, options)
+        seal(
+            &from,
+            &StoreOptions::new(),
+            &to,
+            options,
+            &CancelFlag::default(),
+        )
     }
 
     fn unseal(&self, from: &str, key: &Key) -> Result<WrittenCheckpoint, Error> {
         let to = self.path("opened");
         let _ = fs::remove_dir_all(&to);
-        unseal(&self.location(from), &StoreOptions::new(), key, &to)
+        unseal(
+            &self.location(from),
+            &StoreOptions::new(),
+            key,
+            &to,
+            &CancelFlag::default(),
+        )
     }
 
     /// Requires that the checkpoint opens to what was sealed.
@@ -359,7 +372,7 @@ fn sealing_refuses_what_it_would_spoil() {
         .expect_err("no recipient");
     assert_eq!(without.kind(), ErrorKind::InvalidRequest);
     let no_keyset = SealOptions {
-        key: Some(key),
+        key: Some(key.clone()),
         ..options(&[])
     };
     assert!(site.seal("sealed", &no_keyset).is_err());
@@ -369,11 +382,18 @@ fn sealing_refuses_what_it_would_spoil() {
         .seal("sealed", &options(&[&recipient]))
         .expect_err("exists");
     assert!(again.message().contains("exists"), "{again}");
+    let cancelled = CancelFlag::default();
+    cancelled.cancel();
+    let (from, to) = (site.location("sealed"), site.path("cancelled"));
+    let error = unseal(&from, &StoreOptions::new(), &key, &to, &cancelled);
+    assert_eq!(error.expect_err("cancelled").kind(), ErrorKind::Cancelled);
+    assert!(!to.exists());
     let twice = seal(
         &site.location("sealed"),
         &StoreOptions::new(),
         &site.path("twice"),
         &options(&[&recipient]),
+        &CancelFlag::default(),
     );
     assert!(
         twice

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tload_base::error::{ErrorKind, Result};
 use tload_base::options::{Location, StoreOptions};
+use tload_base::sync::cancel::CancelFlag;
 use tload_format::Dtype;
 use tload_sealed::stream::Algorithm;
 use tload_sealed::{Key, Recipients, unseal, write_new_key};
@@ -79,7 +80,14 @@ fn opened_files_are_those_of_a_plain_write() {
         let sealed = options.sealing(Arc::new(sealing));
         let report = write(&path("sealed"), &lens, sealed).expect("is written");
         let from = Location::from_path(path("sealed"));
-        let opened = unseal(&from, &StoreOptions::new(), &key, &path("opened")).expect("opens");
+        let opened = unseal(
+            &from,
+            &StoreOptions::new(),
+            &key,
+            &path("opened"),
+            &CancelFlag::default(),
+        )
+        .expect("opens");
         let (wanted, stored) = (files(&path("plain")), files(&path("sealed")));
         assert!(files(&path("opened")) == wanted, "{lens:?}");
         assert_eq!(opened.files, wanted.len());

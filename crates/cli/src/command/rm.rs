@@ -8,17 +8,24 @@ use tload::write::remove_incomplete;
 use crate::args::RmArgs;
 use crate::options;
 use crate::output::error::standard_output;
+use crate::output::verbosity;
 
 pub(crate) fn run(args: &RmArgs, out: &mut dyn Write) -> Result<()> {
     let location = options::location(&args.location)?;
     let store = options::store(&args.store, Some(&location))?;
-    for leftover in remove_incomplete(&location, &store)? {
-        let state = if leftover.removed {
-            "removed"
-        } else {
-            "in use"
-        };
-        writeln!(out, "{state:8} {}", leftover.location).map_err(standard_output)?;
+    let left = remove_incomplete(&location, &store)?;
+    let left = left.into_iter().map(|it| (it.removed, it.location));
+    // What seal, unseal, convert, diff and apply have left.
+    let partial = location.as_path().map(tload_partial::remove_leftovers);
+    let partial = partial.into_iter().flatten();
+    let partial = partial.map(|path| (true, path.display().to_string()));
+    let left: Vec<_> = left.chain(partial).collect();
+    if left.is_empty() && verbosity::shows_notes() {
+        return writeln!(out, "{location}: nothing to remove").map_err(standard_output);
+    }
+    for (removed, location) in left {
+        let state = if removed { "removed" } else { "in use" };
+        writeln!(out, "{state:8} {location}").map_err(standard_output)?;
     }
     Ok(())
 }

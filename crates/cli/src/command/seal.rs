@@ -1,21 +1,27 @@
 //! `tload seal`, `tload unseal`, `tload rekey`.
 
+use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use tload::extend::CancelFlag;
 use tload::internal::format_bytes;
 use tload::sealed::{self, Algorithm, Recipients, SealOptions, WrittenCheckpoint};
 use tload::{Error, Key, Result};
 
 use super::local_path::require_local;
 use crate::args::{CipherArg, KeyArgs, RecipientArgs, RekeyArgs, SealArgs, UnsealArgs};
+use crate::deadline::Watch;
+use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::verbosity;
 use tload_quantity::format_count;
 
-pub(crate) fn seal(args: &SealArgs, out: &mut dyn Write) -> Result<()> {
+pub(crate) fn seal(args: &SealArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     require_local(&args.to)?;
+    let was_there = exists(&args.to);
     let algorithm = match args.cipher {
         CipherArg::Aes256 => Algorithm::Aes256,
         CipherArg::Aes128 => Algorithm::Aes128,
@@ -35,15 +41,26 @@ pub(crate) fn seal(args: &SealArgs, out: &mut dyn Write) -> Result<()> {
         key,
         plain: args.plain.clone(),
     };
-    let written = sealed::seal(&from, &store, &args.to, &how)?;
-    tell("sealed", &args.to, &written, out)
+    let written = watch(&args.to, interrupt, move |to, cancel| {
+        sealed::seal(&from, &store, to, &how, cancel)
+    });
+    if let (Err(_), Some(path)) = (&written, &args.new_key_file)
+        && (was_there || !exists(&args.to))
+    {
+        // Nothing is sealed with it, and the next try creates it again.
+        let _ = fs::remove_file(path);
+    }
+    tell("sealed", &args.to, &written?, out)
 }
 
-pub(crate) fn unseal(args: &UnsealArgs, out: &mut dyn Write) -> Result<()> {
+pub(crate) fn unseal(args: &UnsealArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     require_local(&args.to)?;
     let from = options::location(&args.from)?;
     let store = options::store(&args.store, Some(&from))?;
-    let written = sealed::unseal(&from, &store, &given(&args.key)?, &args.to)?;
+    let key = given(&args.key)?;
+    let written = watch(&args.to, interrupt, move |to, cancel| {
+        sealed::unseal(&from, &store, &key, to, cancel)
+    })?;
     tell("unsealed", &args.to, &written, out)
 }
 
@@ -51,6 +68,30 @@ pub(crate) fn rekey(args: &RekeyArgs) -> Result<()> {
     require_local(&args.directory)?;
     let key = given(&args.key)?;
     sealed::rekey(&args.directory, &key, &recipients(&args.recipients)?)
+}
+
+fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// Runs a task that writes the directory `to`, until it ends or a signal arrives.
+fn watch(
+    to: &Path,
+    interrupt: &Interrupt,
+    task: impl FnOnce(&Path, &CancelFlag) -> Result<WrittenCheckpoint> + Send + 'static,
+) -> Result<WrittenCheckpoint> {
+    // A task that waits for storage does not remove it.
+    let _temporary = interrupt.temporary(tload_partial::beside(to));
+    let cancel = Arc::<CancelFlag>::default();
+    let watch = Watch {
+        interrupt,
+        timeout: None,
+        cancel: Some(&|| cancel.cancel()),
+        redraw: &|| {},
+        late: &|_| unreachable!("it has no timeout"),
+    };
+    let (to, flag): (PathBuf, _) = (to.to_owned(), Arc::clone(&cancel));
+    watch.run(move || task(&to, &flag))
 }
 
 fn given(args: &KeyArgs) -> Result<Key> {

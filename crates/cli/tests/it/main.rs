@@ -32,6 +32,7 @@ mod pages;
 mod ranks;
 mod remote;
 mod requirement;
+mod sealed;
 mod secrets;
 mod serve;
 mod store;

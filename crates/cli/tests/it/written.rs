@@ -164,7 +164,16 @@ fn leftovers_are_removed_by_request_only() {
         }
     }
     assert!(folder.path().join(left).exists());
+    // What a killed `seal` or `unseal` has left.
+    let partial = ".model.0123456789ab.tload-partial";
+    std::fs::create_dir(folder.path().join(partial)).unwrap();
+    std::fs::write(folder.path().join(partial).join("x"), "x").unwrap();
     let said = succeed(["rm", path, "--incomplete"]);
-    assert!(said.contains("removed") && said.contains(left), "{said}");
-    assert!(!folder.path().join(left).exists() && model.exists());
+    for left in [left, partial] {
+        assert!(said.contains(left), "{said}");
+        assert!(!folder.path().join(left).exists() && model.exists());
+    }
+    assert_eq!(said.matches("removed").count(), 2, "{said}");
+    let said = succeed(["rm", path, "--incomplete"]);
+    assert!(said.contains("nothing to remove"), "{said}");
 }

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+use tload::extend::CancelFlag;
 use tload::sealed::{Algorithm, Recipients, SealOptions, rekey, seal, write_new_key};
 use tload::{
     CacheMode, Checkpoint, ErrorKind, Indices, Key, LoadOptions, Loader, OpenOptions, Result,
@@ -62,7 +63,14 @@ impl Site {
             plain: Vec::new(),
         };
         let (from, to) = (location(&self.path("plain")), self.path(name));
-        seal(&from, &StoreOptions::new(), &to, &options).map(drop)
+        seal(
+            &from,
+            &StoreOptions::new(),
+            &to,
+            &options,
+            &CancelFlag::default(),
+        )
+        .map(drop)
     }
 
     fn open(&self, name: &str) -> Result<Checkpoint> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use tload::cache::finish_caching;
+use tload::extend::CancelFlag;
 use tload::sealed::{Algorithm, Recipients, SealOptions, Sealing, seal, write_new_key};
 use tload::write::{TensorSpec, WriteOptions, Writer};
 use tload::{
@@ -60,6 +61,7 @@ impl Sealed {
             &StoreOptions::new(),
             &to,
             &options,
+            &CancelFlag::default(),
         )
         .expect("seals");
         Self { folder, key, files }
