@@ -169,15 +169,21 @@ impl<'a> LoadFiles<'a> {
         write_text(path, &tload_html::load_page(&self.page))
     }
 
-    /// Writes the page of a load that did not begin.
+    /// Writes the files of a load that did not begin.
     pub(crate) fn write_failure(&mut self, error: &Error) {
-        let (Some(path), false) = (&self.args.html, self.is_written) else {
+        if self.is_written {
+            return;
+        }
+        // If this fails too, standard error and the exit status still report the failure.
+        if let Some(trace) = &self.trace {
+            drop(write_trace(trace.path, &trace.recorder));
+        }
+        let Some(path) = &self.args.html else {
             return;
         };
         self.page.report = failed(error);
         (self.page.run).get_or_insert_with(|| run(&self.record, None));
         self.page.failure = Some(chain(error));
-        // If this fails too, standard error and the exit status still report the failure.
         drop(write_text(path, &tload_html::load_page(&self.page)));
     }
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::requirement::requirement;
-use crate::{stderr, succeed};
+use crate::{run, stderr, succeed};
 
 /// Tolerance of times, microseconds: they have three decimals.
 const CLOSE: f64 = 0.002;
@@ -188,6 +188,32 @@ fn trace_of_a_load_has_every_read_and_tensor() {
         assert_sums(&all[&1], &output["report"]);
         assert_perfetto(&trace, &all);
     }
+}
+
+/// Loads that fail before and after they begin replace an older trace by their own.
+#[test]
+fn failed_loads_leave_a_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    succeed([
+        "synth",
+        &path("model"),
+        "--preset",
+        "tiny",
+        "--size",
+        "1MiB",
+    ]);
+    let trace = path("trace.json");
+    for wanted in [["--name", "no.such.tensor"], ["--memory-limit", "1"]] {
+        fs::write(&trace, "older").unwrap();
+        let output = run([&["load", &path("model"), "--trace", &trace][..], &wanted].concat());
+        assert!(!output.status.success(), "{}", stderr(&output));
+        assert!(sums(Path::new(&trace)).len() <= 1, "{wanted:?}");
+    }
+    fs::write(&trace, "older").unwrap();
+    let output = run(["load", &path("missing"), "--trace", &trace]);
+    assert!(!output.status.success(), "{}", stderr(&output));
+    assert!(sums(Path::new(&trace)).len() <= 1);
 }
 
 #[test]
