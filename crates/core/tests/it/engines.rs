@@ -196,8 +196,8 @@ fn simulated_engine_keeps_contract() {
     }
 }
 
-/// Stores 1000 bytes with their halves exchanged, in front of which stands the number of the unit. It
-/// copies, since this crate is tested without optimisation, where a loop over bytes takes minutes.
+/// Stores 1000 bytes with their halves exchanged, in front of which stands the number of the unit.
+/// It copies, since tests are not optimised, and a loop over bytes takes minutes then.
 #[derive(Debug)]
 struct Swapped(u64);
 
