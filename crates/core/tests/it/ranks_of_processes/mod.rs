@@ -418,7 +418,7 @@ fn rank_without_descriptors_fails_alone() {
     write_manifest(&setting.model());
     let mut ranks = setting.group(2);
     ranks[0].tell(&format!("load {LITTLE_AND_PATIENT}"));
-    ranks[1].tell(&format!("load {LITTLE_AND_PATIENT} full=2"));
+    ranks[1].tell(&format!("load {LITTLE_AND_PATIENT} full=0"));
     let found = answers(&ranks);
     assert!(found[0].starts_with("complete 0 "), "{found:?}");
     assert!(found[1].starts_with("out_of_memory [] "), "{found:?}");
