@@ -152,7 +152,7 @@ def copy(
             component. Default: all.
         exclude: Globs of files to leave out. Default: none.
         hidden: Include files and directories whose names begin with a dot. Default: `False`.
-        force: Replace files that are already there, and restart files that are partly copied.
+        force: Copy files again that an earlier copy has finished, and restart partly copied ones.
             Default: `False`.
         skip_unusable: Succeed although names that cannot be those of files were left out: see
             `unusable` of the report. Otherwise the copy raises an error that names them, after it
