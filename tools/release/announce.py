@@ -49,7 +49,7 @@ an image of yours"""
 
 CHANGES = [
     ("README.md", r"On Linux, from a clone.*?To measure and test:\n", README),
-    ("docs/quickstart.md", r"You need Python 3\.11 or newer on Linux, and Rust.*?This installs", QUICKSTART),
+    ("docs/quickstart.md", r"You need Python 3\.11 or newer on Linux\. A wheel.*?This installs", QUICKSTART),
     ("docs/quickstart.md", r"pip install '\.\[", "pip install 'tload["),
     ("docs/with/rust.md", r"cargo add tload --path crates/core", "cargo add tload"),
     ("docs/deploy.md", r"No image is published yet:.*?\[`deploy/`\]", IMAGE),
