@@ -161,7 +161,7 @@ fn unwrap(
 fn identities(text: &str) -> Result<Vec<Box<dyn Identity + Send + Sync>>> {
     let wrong = || {
         Error::invalid_request("the key is neither an identity of age or SSH nor a keyset of Tink")
-            .with_hint("it begins with AGE-SECRET-KEY-1, AGE-PLUGIN-, -----BEGIN OPENSSH or {")
+            .with_hint("it begins with AGE-SECRET-KEY-1, AGE-PLUGIN-, -----BEGIN OPENSSH or {; a file with it is named by a pathlib.Path in Python, and by --key-file or TLOAD_KEY_FILE")
     };
     if text.trim_start().starts_with("-----BEGIN ") {
         let identity = age::ssh::Identity::from_buffer(text.as_bytes(), None);
