@@ -15,7 +15,7 @@ pub(crate) fn run(args: &RmArgs, out: &mut dyn Write) -> Result<()> {
     let store = options::store(&args.store, Some(&location))?;
     let left = remove_incomplete(&location, &store)?;
     let left = left.into_iter().map(|it| (it.removed, it.location));
-    // What seal, unseal, convert, diff and apply have left.
+    // Files and directories in progress of killed commands, such as `seal`.
     let partial = location.as_path().map(tload_partial::remove_leftovers);
     let partial = partial.into_iter().flatten();
     let partial = partial.map(|path| (true, path.display().to_string()));

@@ -73,11 +73,13 @@ fn was_interrupted(output: &Output) {
     assert_eq!(output.status.code(), Some(143), "{errors}");
 }
 
-fn entries(directory: &Path) -> Vec<String> {
+/// Returns the names in a directory, sorted.
+pub(crate) fn entries(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
-    entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect()
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
 }
 
 #[test]

@@ -1,23 +1,13 @@
 //! `seal` and `unseal` that fail or are interrupted leave nothing, not even a new key.
 
 use std::fs;
-use std::path::Path;
 use std::process::Stdio;
 
 use tload_testbed::{Fault, Operation, Rule};
 
-use crate::interrupt::signal;
+use crate::interrupt::{entries, signal};
 use crate::remote::{Lab, PATIENCE};
 use crate::{run, stderr, succeed};
-
-/// Returns the names in a directory.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.collect();
-    names.sort();
-    names
-}
 
 #[test]
 fn failed_seals_leave_no_key() {
@@ -41,7 +31,7 @@ fn failed_seals_leave_no_key() {
         let output = run(["seal", &path(from), &path(to), "--new-key-file", &key]);
         assert!(!output.status.success(), "{from} {to}");
         assert_eq!(
-            names(folder.path()),
+            entries(folder.path()),
             ["model", "there"],
             "{}",
             stderr(&output)
@@ -88,8 +78,8 @@ fn interrupted_seals_leave_nothing() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
     assert!(
-        names(folder.path()).is_empty(),
+        entries(folder.path()).is_empty(),
         "{:?}",
-        names(folder.path())
+        entries(folder.path())
     );
 }

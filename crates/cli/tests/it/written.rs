@@ -164,7 +164,7 @@ fn leftovers_are_removed_by_request_only() {
         }
     }
     assert!(folder.path().join(left).exists());
-    // What a killed `seal` or `unseal` has left.
+    // The directory in progress of a killed `seal`.
     let partial = ".model.0123456789ab.tload-partial";
     std::fs::create_dir(folder.path().join(partial)).unwrap();
     std::fs::write(folder.path().join(partial).join("x"), "x").unwrap();
