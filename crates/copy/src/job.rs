@@ -1,5 +1,6 @@
 //! One copy, step by step: list, filter, skip existing files, read the rest.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +21,7 @@ use crate::storage::StoreClient;
 use crate::storage::guarded_dir::GuardedDir;
 use crate::target::TargetDir;
 use crate::{executor, hub_cache, unusable};
+use tload_listing::require_one_model;
 
 #[cfg(test)]
 mod tests;
@@ -143,7 +145,9 @@ impl CopyJob {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] for names that cannot be those of files in the target, after
-    /// all other files were copied ([`CopyOptions::skip_unusable`]);
+    /// all other files were copied ([`CopyOptions::skip_unusable`]), and before anything is copied
+    /// if the target has other weights that a load of it would read too, or instead
+    /// ([`CopyOptions::include`] selects what is copied all the same);
     /// [`ErrorKind::OutOfMemory`] for a full disk; [`ErrorKind::Changed`] for a source that was
     /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
     /// After an error, the bytes that have arrived are kept for the next copy.
@@ -179,11 +183,15 @@ impl CopyJob {
                 Some(root) => self.fitting(&root, entries, &mut unusable)?,
                 None => entries,
             };
+            if let Some(root) = TargetDir::find(&self.target)? {
+                self.require_one_model(&root, &entries)?;
+            }
             let plan = plan::plan(entries, &self.target, sources, &self.options, &self.ongoing)?;
             return Ok(self.report(started, Some(plan), unusable));
         }
         let root = self.open_target()?;
         let fitting = self.fitting(&root, entries, &mut unusable)?;
+        self.require_one_model(&root, &fitting)?;
         let entries = self.absent(fitting, &root)?;
         executor::run(entries, &root, sources, &self.options, &self.ongoing)?;
         if unusable.is_empty() || self.options.skip_unusable {
@@ -251,6 +259,27 @@ impl CopyJob {
             return Err(unusable::error(unusable, &self.source));
         }
         Ok(entries)
+    }
+
+    /// Refuses to add the source's weights to others, unless the options or the location select
+    /// single files.
+    fn require_one_model(&self, root: &TargetDir, entries: &[Entry]) -> Result<()> {
+        let is_selection = self.options.names.is_some() || !self.options.include.is_empty();
+        if is_selection || entries.iter().any(|entry| entry.location == self.source) {
+            return Ok(());
+        }
+        let mut folders: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for entry in entries {
+            let (folder, name) = entry.name.rsplit_once('/').unwrap_or(("", &entry.name));
+            folders.entry(folder).or_default().push(name);
+        }
+        for (folder, copied) in folders {
+            require_one_model(&copied, &root.names(folder)).map_err(|error| {
+                let path: PathBuf = self.target.join(folder).components().collect();
+                error.with_location(path.display())
+            })?;
+        }
+        Ok(())
     }
 
     fn open_target(&mut self) -> Result<TargetDir> {

@@ -128,6 +128,14 @@ impl TargetDir {
         Ok(!names.any(is_too_long))
     }
 
+    /// Returns the names in a subdirectory, or in the directory itself for `""`: none if it cannot
+    /// be listed.
+    pub(super) fn names(&self, below: &str) -> Vec<String> {
+        let path: Vec<_> = below.split('/').filter(|name| !name.is_empty()).collect();
+        let folder = self.folder.deep(&path, false);
+        folder.and_then(|folder| folder.names()).unwrap_or_default()
+    }
+
     /// Returns the source of a file that a copy finished and recorded, and that has not changed
     /// since. An unreadable file does not count, nor does a symbolic link.
     pub(super) fn held(&self, name: &str) -> Result<Option<Origin>> {

@@ -191,7 +191,8 @@ fn pattern(name: &str) -> String {
     pattern
 }
 
-fn listed(names: &[&str]) -> String {
+/// Returns the names for a message: the first four, and the number of others.
+pub fn listed(names: &[&str]) -> String {
     let shown: Vec<_> = names
         .iter()
         .take(NAMES_SHOWN)

@@ -11,7 +11,7 @@ const CLOSE: char = '›';
 
 /// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a
 /// file.
-const NAMES: [&str; 30] = [
+const NAMES: [&str; 31] = [
     "align",
     "cache",
     "depth",
@@ -26,6 +26,7 @@ const NAMES: [&str; 30] = [
     "framework",
     "hedge",
     "in_flight_bytes",
+    "include",
     "join_timeout",
     "lanes",
     LIST_NAMES,

@@ -176,6 +176,44 @@ fn patterns_and_single_files() {
 }
 
 #[test]
+fn weights_that_a_load_would_not_read_alone_are_not_copied() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let text = |name: &str| path(name).to_str().unwrap().to_owned();
+    for (name, shards) in [("sharded", "2"), ("single", "1")] {
+        succeed(["synth", &text(name), "--size", "1MiB", "--shards", shards]);
+    }
+    // A pipeline with a model in a subdirectory.
+    fs::create_dir(path("pipeline")).unwrap();
+    fs::rename(path("single"), path("pipeline/unet")).unwrap();
+    copy(&path("sharded"), &path("copy/unet"), &[]);
+    let before = tree(&path("copy"));
+    let names = [
+        "model-00001-of-00002.safetensors",
+        "copy/unet: ",
+        "--include",
+    ];
+    let (pipeline, target) = (text("pipeline"), text("copy"));
+    refused(&[&pipeline, &target], 2, &names);
+    refused(&[&pipeline, &target, "--dry-run"], 2, &names);
+    assert_eq!(tree(&path("copy")), before);
+    copy(&path("pipeline"), &path("copy"), &["--include", "*"]);
+    assert_eq!(tree(&path("copy")).len(), before.len() + 1);
+
+    // The same model, sharded into more files: its index leads past those of before.
+    fs::remove_dir_all(path("sharded")).unwrap();
+    succeed(["synth", &text("sharded"), "--size", "1MiB", "--shards", "3"]);
+    fs::remove_file(path("copy/unet/model.safetensors")).unwrap();
+    copy(&path("sharded"), &path("copy/unet"), &[]);
+    // A file by its own path.
+    copy(
+        &path("pipeline/unet/model.safetensors"),
+        &path("copy/unet"),
+        &[],
+    );
+}
+
+#[test]
 fn directory_links_are_followed_except_cycles() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
