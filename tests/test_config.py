@@ -40,6 +40,19 @@ def resolved(**keywords: Any) -> tload.Options:
     return load_options.resolve(None, OptionKeywords(**keywords))  # type: ignore[typeddict-item]
 
 
+def test_error_about_an_option_names_the_file_that_sets_it(
+    configure: Callable[[str], Path], floats: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = configure("[load]\nmemory_limit = 4096\n")
+    with pytest.raises(tload.OutOfMemoryError) as caught:
+        tload.load(floats[0])
+    assert f"memory_limit ({path}:2 sets 4096)" in str(caught.value)
+    monkeypatch.setenv("TLOAD_MEMORY_LIMIT", "4096")
+    with pytest.raises(tload.OutOfMemoryError) as caught:
+        tload.load(floats[0])
+    assert str(path) not in str(caught.value)
+
+
 def test_every_option_with_a_variable_comes_from_the_file(configure: Callable[[str], Path]) -> None:
     texts = {
         "engine": '"pread"',

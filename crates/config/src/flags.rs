@@ -1,9 +1,12 @@
-//! Names of options as flags of the command, and the command that lists tensors.
+//! Names of options in errors: as flags of the command, and with the place in the configuration
+//! file that sets them.
 
 use std::borrow::Cow;
 
 use tload::LoadOptions;
-use tload::internal::OptionKind;
+use tload::internal::{OptionKey, OptionKind};
+
+use crate::{Config, Setting};
 
 /// Returns the flag of an option that an error or a hint names, and the value behind it:
 /// `--extent`, `--cache auto`. For `list_names`, whose value is a location, returns the command.
@@ -14,10 +17,9 @@ pub fn flag(option: &str, value: Option<&str>) -> String {
     }
     let key = LoadOptions::key(option);
     // `--verify` may stand alone, so that its value must follow in the same word.
-    let separator = if key.is_some_and(|key| key.kind == OptionKind::Verify) {
-        '='
-    } else {
-        ' '
+    let separator = match key {
+        Some(key) if key.kind == OptionKind::Verify => '=',
+        _ => ' ',
     };
     let flag = match key.and_then(|key| key.flag) {
         Some(flag) => flag.to_owned(),
@@ -28,6 +30,20 @@ pub fn flag(option: &str, value: Option<&str>) -> String {
     match value {
         Some(value) => format!("--{flag}{separator}{value}"),
         None => format!("--{flag}"),
+    }
+}
+
+/// Returns `name` of an option of loads, followed by what the configuration file sets it to where
+/// it does and the option's variable does not: the user may not know of the file.
+pub fn with_origin(option: &str, name: String) -> String {
+    let config = Config::current().unwrap_or_default();
+    let setting = config.load.iter().find(|setting| setting.option == option);
+    let variable = LoadOptions::key(option).and_then(OptionKey::variable);
+    match (setting, config.file(), variable.and_then(std::env::var_os)) {
+        (Some(Setting { value, line, .. }), Some(file), None) => {
+            format!("{name} ({}:{line} sets {value})", file.display())
+        }
+        _ => name,
     }
 }
 

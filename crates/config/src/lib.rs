@@ -20,7 +20,7 @@
 //! `file` finds the file and checks its owner and mode; `parse` reads it, by the tables of options
 //! of the crates below (`table`, `values`); `prefix` says which locations a table is for. No option
 //! is defined here, and a value from the file passes the same checks as an argument. `redact` hides
-//! the secrets of a command line; `flags` names options as the command does.
+//! the secrets of a command line; `flags` names options in errors.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use tload::{Error, LoadOptions, Location, Result, StoreOptions};
 
 pub use file::VARIABLE;
-pub use flags::flag;
+pub use flags::{flag, with_origin};
 
 use prefix::{Prefix, url};
 

@@ -32,10 +32,8 @@ pub fn arguments(arguments: &[OsString]) -> Vec<String> {
 
 /// Redacts one value of the flag, which holds one option per line.
 fn options(text: &str) -> String {
-    text.lines()
-        .map(store_option)
-        .collect::<Vec<_>>()
-        .join("\n")
+    let shown: Vec<_> = text.lines().map(store_option).collect();
+    shown.join("\n")
 }
 
 /// Redacts one option of a store. The value of an unknown key may be a secret, so it is hidden.
@@ -43,10 +41,8 @@ pub fn store_option(text: &str) -> String {
     let Ok((key, value)) = StoreOptions::parse(text) else {
         return HIDDEN.to_owned();
     };
-    let known = StoreOptions::KEYS
-        .iter()
-        .find(|known| known.name.eq_ignore_ascii_case(&key));
-    match known {
+    let mut keys = StoreOptions::KEYS.iter();
+    match keys.find(|known| known.name.eq_ignore_ascii_case(&key)) {
         Some(known) if !known.secret => format!("{key}={}", url(&value)),
         _ => format!("{key}={HIDDEN}"),
     }

@@ -49,7 +49,7 @@ fn keyword(option: &str, value: Option<&str>) -> String {
         ("follow_symlinks", None) => "follow_symlinks=True, or TLOAD_FOLLOW_SYMLINKS=1".to_owned(),
         ("force", None) => "force=True".to_owned(),
         (_, Some(value)) => format!("{option}={value}"),
-        (_, None) => option.to_owned(),
+        (_, None) => tload_config::with_origin(option, option.to_owned()),
     }
 }
 

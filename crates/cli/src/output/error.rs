@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use tload::Error;
 use tload::internal::printable;
-use tload_config::flag;
+use tload_config::{flag, with_origin};
 /// Returns the error for a failed operation on a file that the command writes.
 pub(crate) use tload_synth::file_error as file;
 
@@ -18,9 +18,13 @@ pub(crate) fn print(error: &Error) {
     warn(&format!("error: {}", chain(error)));
 }
 
-/// Returns [`Error::chain`] with options named by their flags.
+/// Returns [`Error::chain`] with options named by their flags, and what the configuration file sets
+/// them to.
 pub(crate) fn chain(error: &Error) -> String {
-    error.chain_with(flag)
+    error.chain_with(|option, value| match value {
+        Some(_) => flag(option, value),
+        None => with_origin(option, flag(option, None)),
+    })
 }
 
 /// Prints a warning or a report on standard error.

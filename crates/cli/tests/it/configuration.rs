@@ -93,6 +93,25 @@ fn arguments_come_before_variables_before_the_file() {
 }
 
 #[test]
+fn error_about_an_option_names_the_file_that_sets_it() {
+    let configured = Configured::new("[load]\n\nmemory_limit = \"64KiB\"\n");
+    let told = format!(
+        "--memory-limit ({}:3 sets 64KiB)",
+        configured.file.display()
+    );
+    for (variable, is_told) in [(None, true), (Some("64KiB"), false)] {
+        let variables = variable.map(|value| ("TLOAD_MEMORY_LIMIT", value));
+        let output = configured.load(&[], variables.as_slice());
+        let text = stderr(&output);
+        assert_eq!(
+            (output.status.code(), text.contains(&told)),
+            (Some(6), is_told),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn every_command_takes_its_options() {
     let configured = Configured::new("");
     let cache = configured.folder.path().join("cache");
