@@ -7,14 +7,19 @@ use tload_format::{Dtype, TensorInfo};
 
 use crate::{convert_within, converts, scaled};
 
-/// Names of the dtypes that tensors of a load can be converted to. 8-bit floats mean little without
-/// scales, which nothing here computes.
-pub const NAMES: &[&str] = &["bf16", "f16", "f32", "f64"];
+/// Dtypes that tensors of a load can be converted to. 8-bit floats mean little without scales,
+/// which nothing here computes.
+const TARGETS: [Dtype; 4] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::F64];
+
+/// Names of these dtypes, in the order of `TARGETS`, and then those of torch and numpy.
+pub const NAMES: &[&str] = &[
+    "bf16", "f16", "f32", "f64", "bfloat16", "float16", "float32", "float64",
+];
 
 /// Returns the dtype with one of the [`NAMES`].
 pub fn named(name: &str) -> Option<Dtype> {
-    let known = NAMES.contains(&name).then(|| name.to_ascii_uppercase());
-    Dtype::from_name(&known?)
+    let place = NAMES.iter().position(|known| *known == name)?;
+    Some(TARGETS[place % TARGETS.len()])
 }
 
 /// Conversions of the tensors of one load, by their index in it. Clones share them.
@@ -124,7 +129,14 @@ mod tests {
 
     #[test]
     fn names_are_those_of_dtypes() {
-        assert_eq!(named("bf16"), Some(Dtype::Bf16));
+        for (short, long, dtype) in [
+            ("bf16", "bfloat16", Dtype::Bf16),
+            ("f16", "float16", Dtype::F16),
+            ("f32", "float32", Dtype::F32),
+            ("f64", "float64", Dtype::F64),
+        ] {
+            assert_eq!([named(short), named(long)], [Some(dtype); 2]);
+        }
         assert_eq!((named("BF16"), named("i32")), (None, None));
         assert!(NAMES.iter().all(|name| named(name).is_some()));
     }
