@@ -301,8 +301,8 @@ fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
     let (what, hint) = if kind.is_dir() {
         (
             "a directory",
-            "if it is inside a checkpoint, rename it, because only files may have this name there; to load it, \
-             pass its own path",
+            "to load it, pass its path alone, as a list names the files of one checkpoint; inside a checkpoint, \
+             rename it, because only files may have this name there",
         )
     } else {
         let what = if kind.is_fifo() {
