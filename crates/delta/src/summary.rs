@@ -54,7 +54,7 @@ impl fmt::Display for Summary {
             return f.write_str("no differences");
         }
         let elements = counted(self.elements, "element");
-        write!(f, "{elements} of {} changed", self.sparse)?;
+        write!(f, "{elements} changed in {} of them", self.sparse)?;
         write!(f, ", {} replaced, {} removed", self.whole, self.removed)?;
         write!(f, "; {} of changes", format_bytes(self.patch_bytes))
     }

@@ -781,8 +781,7 @@ fn names_that_patches_cannot_have() {
 #[test]
 fn summary_is_one_line() {
     let versions = Versions::new(&changed());
-    let text =
-        "8 tensors, 30.3 KiB: 4 elements of 3 changed, 3 replaced, 1 removed; 11.7 KiB of changes";
+    let text = "8 tensors, 30.3 KiB: 4 elements changed in 3 of them, 3 replaced, 1 removed; 11.7 KiB of changes";
     assert_eq!(versions.summary.to_string(), text);
     let none = make(
         &versions.path("base"),

@@ -48,7 +48,9 @@ pub(crate) fn completions(
 
 /// Writes the manual pages of `program` into `directory`.
 pub(crate) fn manual(program: &OsStr, directory: &Path) -> io::Result<()> {
-    let mut command = Args::command().name(name_of(program));
+    let command = Args::command().name(name_of(program));
+    // A page for each `help COMMAND` would say what that of the command does.
+    let mut command = command.disable_help_subcommand(true);
     command.build();
     clap_mangen::generate_to(with_usage(command), directory)
 }

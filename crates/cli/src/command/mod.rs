@@ -60,7 +60,7 @@ pub(crate) fn run(
         Command::Apply(args) => delta::apply(&args, interrupt, out),
         Command::Seal(args) => seal::seal(&args, interrupt, out),
         Command::Unseal(args) => seal::unseal(&args, interrupt, out),
-        Command::Rekey(args) => seal::rekey(&args),
+        Command::Rekey(args) => seal::rekey(&args, out),
         Command::Cache(args) => cache::run(&args.command, interrupt, out),
         Command::Serve(args) => serve::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, arguments, interrupt, limits, out),

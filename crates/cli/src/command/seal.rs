@@ -64,10 +64,14 @@ pub(crate) fn unseal(args: &UnsealArgs, interrupt: &Interrupt, out: &mut dyn Wri
     tell("unsealed", &args.to, &written, out)
 }
 
-pub(crate) fn rekey(args: &RekeyArgs) -> Result<()> {
+pub(crate) fn rekey(args: &RekeyArgs, out: &mut dyn Write) -> Result<()> {
     require_local(&args.directory)?;
     let key = given(&args.key)?;
-    sealed::rekey(&args.directory, &key, &recipients(&args.recipients)?)
+    sealed::rekey(&args.directory, &key, &recipients(&args.recipients)?)?;
+    if !verbosity::shows_notes() {
+        return Ok(());
+    }
+    writeln!(out, "{}: rekeyed", args.directory.display()).map_err(standard_output)
 }
 
 fn exists(path: &Path) -> bool {
@@ -118,11 +122,10 @@ fn tell(what: &str, to: &Path, written: &WrittenCheckpoint, out: &mut dyn Write)
     }
     writeln!(
         out,
-        "{}: {what} {}, {} ({} bytes)",
+        "{}: {what} {}, {}",
         to.display(),
         format_count(written.files as u64, "file"),
         format_bytes(written.bytes),
-        written.bytes,
     )
     .map_err(standard_output)
 }

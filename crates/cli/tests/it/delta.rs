@@ -111,7 +111,7 @@ fn patch_leads_from_base_to_new() {
         &versions.text("back"),
     ];
     let text = succeed(back);
-    assert!(text.contains(" changed, 0 replaced, 0 removed; "), "{text}");
+    assert!(text.contains(" of them, 0 replaced, 0 removed; "), "{text}");
     let again = run(back);
     assert_eq!(again.status.code(), Some(2), "{}", stderr(&again));
     let quiet = [
