@@ -49,7 +49,7 @@ impl Oracle {
     }
 
     /// Returns the length of the file whose name ends `location`.
-    fn len_of(&self, location: Option<&str>) -> Option<u64> {
+    pub(crate) fn len_of(&self, location: Option<&str>) -> Option<u64> {
         let number = location?.strip_suffix(".safetensors")?.rsplit('-').next()?;
         Some(self.0.get(number.parse::<usize>().ok()?)?.len() as u64)
     }

@@ -2,12 +2,14 @@
 //! their exact messages.
 
 use tload::ErrorKind::InvalidFormat;
-use tload::{Dtype, Loader, Location};
+use tload::sealed::Algorithm;
+use tload::{Dtype, Loader, Location, OpenOptions};
 use tload_testing::fixtures::FileBuilder;
 
 use crate::bench::{Oracle, load, watched};
 use crate::files::{folder, write};
 use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
+use crate::sealing::{new_key, seal_with};
 
 /// Row about a file, with the file.
 #[derive(Clone, Debug)]
@@ -122,12 +124,23 @@ pub(crate) fn rows() -> Vec<ContentFault> {
 }
 
 impl ContentFault {
-    /// Runs the row; returns `None` if it hangs.
-    pub(crate) fn run(&self) -> Option<Ended> {
+    /// Runs the row with a plain file, or with one that is sealed with a new key; returns `None` if
+    /// it hangs.
+    pub(crate) fn run(&self, is_sealed: bool) -> Option<Ended> {
         let folder = folder();
-        let path = write(&folder.path().join("m-0.safetensors"), &self.file);
+        let path = |name: &str| folder.path().join(name);
+        write(&path("plain/m-0.safetensors"), &self.file);
+        let key = is_sealed.then(|| {
+            let key = new_key(Algorithm::Aes128, &path("key.json"));
+            seal_with(&key, &path("plain"), &path("sealed")).expect("seals");
+            key
+        });
+        let directory = if is_sealed { "sealed" } else { "plain" };
+        let location = Location::from_path(path(directory).join("m-0.safetensors"));
+        let mut options = OpenOptions::default();
+        options.key = key;
         let oracle = Oracle(vec![self.file.clone()]);
-        let loader = || Loader::open(Location::from_path(&path));
+        let loader = || Loader::open_with(&location, &options);
         let ended = watched(
             || load(&oracle, loader(), |tensor| tensor.bytes().to_vec()),
             || (),

@@ -34,6 +34,8 @@ mod random_faults;
 )]
 mod requirement;
 mod row;
+#[path = "../it/sealing.rs"]
+mod sealing;
 #[path = "../cuda/stub.rs"]
 mod stub;
 mod table;

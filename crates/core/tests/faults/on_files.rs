@@ -10,13 +10,17 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 use tload::ErrorKind::{Changed, Corrupt, Io, NotFound, PermissionDenied, TimedOut};
-use tload::{CacheMode, EngineChoice, LoadOptions, Loader, Location, StoreOptions, Tensor, Verify};
+use tload::sealed::Algorithm;
+use tload::{
+    CacheMode, EngineChoice, Key, LoadOptions, Loader, Location, StoreOptions, Tensor, Verify,
+};
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Request, Rule, serve_if_asked};
 
 use crate::bench::{Oracle, load, until_tabled, watched, write_manifest};
 use crate::files::{even, folder, options, write};
 use crate::requirement;
 use crate::row::{ALL_ON_FILES, Ended, Names, Outcome, Place, Retried, Row, Via, fails};
+use crate::sealing::{new_key, seal_with};
 
 /// Not a test: [`Mount::start`] starts a process that runs this function to serve the file system.
 #[test]
@@ -662,6 +666,22 @@ fn changed_pages() -> Outcome {
     )
 }
 
+/// Returns the name of a shard.
+fn name(number: usize) -> String {
+    format!("m-{number}.safetensors")
+}
+
+/// Writes both shards into a directory, and returns its path.
+fn write_shards(folder: &Path) -> PathBuf {
+    for number in 0..2 {
+        write(
+            &folder.join(name(number)),
+            &shard(number as u64, number as u64),
+        );
+    }
+    folder.to_owned()
+}
+
 /// Returns the bytes of shard `number` in one of its states.
 pub(crate) fn shard(number: u64, state: u64) -> Vec<u8> {
     even(&format!("{number}."), state, TENSORS, (1 << 20) + 12_345)
@@ -670,34 +690,55 @@ pub(crate) fn shard(number: u64, state: u64) -> Vec<u8> {
 /// Checkpoint of two shards, with the two mounts.
 pub(crate) struct Bench {
     pub(crate) oracle: Oracle,
-    backing: TempDir,
+    /// Bytes of the shards as they are stored.
+    stored: Oracle,
+    /// Key of a checkpoint that is stored sealed.
+    key: Option<Key>,
+    /// Directory behind the mounts.
+    backing: PathBuf,
     uncached: Mount,
     cached: Mount,
+    _folder: TempDir,
 }
 
 impl Bench {
     pub(crate) fn start() -> Option<Self> {
-        let backing = folder();
-        let oracle = Oracle((0..2).map(|number| shard(number, number)).collect());
+        let folder = folder();
+        let backing = write_shards(folder.path());
+        write_manifest(&Location::from(&*backing));
+        Self::of(folder, backing, None)
+    }
+
+    /// Starts a bench of the same checkpoint, sealed.
+    pub(crate) fn sealed() -> Option<Self> {
+        let folder = folder();
+        let path = |name: &str| folder.path().join(name);
+        let key = new_key(Algorithm::Aes256, &path("key.json"));
+        let (plain, to) = (write_shards(&path("plain")), path("sealed"));
+        seal_with(&key, &plain, &to).expect("seals");
+        Self::of(folder, to, Some(key))
+    }
+
+    fn of(folder: TempDir, backing: PathBuf, key: Option<Key>) -> Option<Self> {
         let mount = |direct| {
             let slowness = Slowness {
                 direct,
                 ttl: Duration::ZERO,
                 ..Slowness::default()
             };
-            let mount = Mount::start("on_files::serves", backing.path(), &slowness);
+            let mount = Mount::start("on_files::serves", &backing, &slowness);
             requirement::requirement("fuse", mount)
         };
-        let bench = Self {
-            oracle,
+        let stored = (0..2).map(|number| crate::files::read(&backing.join(name(number))));
+        Some(Self {
+            oracle: Oracle((0..2).map(|number| shard(number, number)).collect()),
+            stored: Oracle(stored.collect()),
+            key,
             uncached: mount(true)?,
             cached: mount(false)?,
             backing,
-        };
-        bench.restore();
-        let checkpoint = Location::from(bench.backing.path());
-        write_manifest(&checkpoint);
-        Some(bench)
+            _folder: folder,
+        })
     }
 
     /// Restores the files and clears all faults.
@@ -705,7 +746,7 @@ impl Bench {
         for mount in [&self.uncached, &self.cached] {
             mount.clear_faults();
         }
-        for (number, bytes) in self.oracle.0.iter().enumerate() {
+        for (number, bytes) in self.stored.0.iter().enumerate() {
             let path = self.backing(number);
             if !path.exists() || crate::files::read(&path) != *bytes {
                 let beside = write(&path.with_extension("new"), bytes);
@@ -715,7 +756,7 @@ impl Bench {
     }
 
     fn backing(&self, number: usize) -> PathBuf {
-        self.backing.path().join(format!("m-{number}.safetensors"))
+        self.backing.join(name(number))
     }
 
     pub(crate) fn mount(&self, mounted: Mounted) -> &Mount {
@@ -746,10 +787,15 @@ impl Bench {
         let location = Location::from(self.mount(mounted).path());
         // Failures while the checkpoint is opened are retried, too.
         let retries = StoreOptions::from_pairs([("retries", RETRIES)]).expect("valid options");
-        let loader = Loader::open_with(&location, retries);
+        let mut opening = tload::OpenOptions::from(retries);
+        opening.key.clone_from(&self.key);
+        let loader = Loader::open_with(&location, opening);
         then();
         let loader = loader.map(|loader| loader.options(options));
-        load(&self.oracle, loader, bytes)
+        let ended = load(&self.oracle, loader, bytes);
+        let location = ended.error.as_ref().and_then(tload::Error::location);
+        let file_len = self.stored.len_of(location);
+        Ended { file_len, ..ended }
     }
 
     /// Runs a row with one engine; returns `None` if it hangs.
@@ -819,6 +865,34 @@ impl Bench {
         }
         ended
     }
+}
+
+/// Returns the row as it holds for sealed files; `None` if it is not about them: those with views,
+/// a plain index, or a manifest of plain digests.
+pub(crate) fn when_sealed(mut fault: FileFault) -> Option<FileFault> {
+    let is_of_plain = fault.deed == Some(Mutation::ReplaceIndex)
+        || fault.row.engines == MAP
+        || fault.row.made.contains("verify=");
+    // Tags tell wrong bytes, and bytes of another state.
+    if matches!(fault.row.outcome, Outcome::Wrong | Outcome::Mixed { .. }) {
+        let says = &[
+            "is damaged, or of another file",
+            "get the sealed file again",
+        ];
+        fault.row.outcome = fails(Corrupt, says, Names::Range, Retried::No);
+    }
+    // The file with the keys, which is opened first, has no counter of retries, and without it a
+    // checkpoint is not sealed.
+    let is_about_shards = match fault.row.outcome {
+        Outcome::Loads(retried) => retried == Retried::Yes,
+        Outcome::Fails { kind, .. } => kind == NotFound,
+        Outcome::Wrong | Outcome::Mixed { .. } => false,
+    };
+    if fault.when == When::Opening && is_about_shards {
+        let rules = fault.rules.into_iter();
+        fault.rules = rules.map(|rule| rule.file("m-1")).collect();
+    }
+    (!is_of_plain).then_some(fault)
 }
 
 /// Returns options of a load that reads in this way.

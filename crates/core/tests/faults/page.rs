@@ -23,6 +23,11 @@ Three statements hold for every row. **Delivered bytes are right**, also before 
 table says otherwise. **Nothing hangs**: `timeout`, and a store's `read_timeout`, end requests that
 storage never answers. **Nothing leaks** once storage has released the requests it holds.
 
+The rows about files and their contents hold for [sealed checkpoints](sealed.md) too, and are run
+with them, except for views, indexes and manifests, which those have in another form. There a wrong
+byte, or one of another state of the file, is always an error: `corrupt`, “is damaged, or of another
+file”.
+
 An outcome is *loads*, or the [kind of error](api/errors.md) with fragments of its text; *names* says
 what the error names: the file or object, a byte range, the tensor. *Retried* tells whether a request
 was retried: the [report](api/report.md) counts retries as `retries`, an error as `attempts`.

@@ -87,11 +87,22 @@ const OF_FILES: &[ErrorKind] = &[ErrorKind::Io, ErrorKind::Changed, ErrorKind::T
 #[test]
 fn file_loads_survive_random_faults() {
     let _alone = alone();
-    let Some(bench) = on_files::Bench::start() else {
-        return;
-    };
-    let vias = ALL_ON_FILES.iter().chain(&[Via::Map]).copied();
-    let vias: Vec<_> = vias.filter(|via| is_there(*via)).collect();
+    if let Some(bench) = on_files::Bench::start() {
+        survive(&bench, &[Via::Uring, Via::TokioUring, Via::Pread, Via::Map]);
+    }
+}
+
+#[test]
+fn loads_of_sealed_files_survive_random_faults() {
+    let _alone = alone();
+    if let Some(bench) = on_files::Bench::sealed() {
+        survive(&bench, ALL_ON_FILES);
+    }
+}
+
+/// Loads the files of a bench in these ways.
+fn survive(bench: &on_files::Bench, vias: &[Via]) {
+    let vias: Vec<_> = vias.iter().copied().filter(|via| is_there(*via)).collect();
     let mut ends = Ends::default();
     for seed in seeds() {
         let mut rng = Rng::new(seed);

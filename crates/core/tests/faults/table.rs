@@ -10,6 +10,9 @@ use crate::{in_contents, on_devices, on_files, on_hubs, on_objects};
 /// Minimum number of rows; guards against a table that shrinks.
 const ROWS_MIN: usize = 80;
 
+/// Minimum number of rows about files that hold for sealed ones.
+const SEALED_ROWS_MIN: usize = 40;
+
 /// Returns all rows, in the order of the page.
 pub(crate) fn all() -> Vec<Row> {
     let files = on_files::rows().into_iter().map(|fault| fault.row);
@@ -72,17 +75,31 @@ fn verbose() -> bool {
 #[test]
 fn file_faults_end_as_tabled() {
     let _alone = alone();
-    let Some(bench) = on_files::Bench::start() else {
-        return;
-    };
+    if let Some(bench) = on_files::Bench::start() {
+        check_files(&bench, on_files::rows());
+    }
+}
+
+#[test]
+fn faults_of_sealed_files_end_as_tabled() {
+    let _alone = alone();
+    if let Some(bench) = on_files::Bench::sealed() {
+        let rows = on_files::rows().into_iter();
+        let rows: Vec<_> = rows.filter_map(on_files::when_sealed).collect();
+        assert!(
+            rows.len() >= SEALED_ROWS_MIN,
+            "{} rows are left",
+            rows.len()
+        );
+        check_files(&bench, rows);
+    }
+}
+
+fn check_files(bench: &on_files::Bench, rows: Vec<on_files::FileFault>) {
     let mut findings = Findings::default();
-    for fault in on_files::rows() {
-        for &via in fault
-            .row
-            .engines
-            .iter()
-            .filter(|via| on_files::is_there(**via))
-        {
+    for fault in rows {
+        let engines = fault.row.engines.iter();
+        for &via in engines.filter(|via| on_files::is_there(**via)) {
             findings.check(&fault.row, via, || bench.run(&fault, via));
         }
     }
@@ -128,7 +145,9 @@ fn content_faults_end_as_tabled() {
     let _alone = alone();
     let mut findings = Findings::default();
     for fault in in_contents::rows() {
-        findings.check(&fault.row, Via::Pread, || fault.run());
+        for is_sealed in [false, true] {
+            findings.check(&fault.row, Via::Pread, || fault.run(is_sealed));
+        }
     }
     findings.assert_none();
 }

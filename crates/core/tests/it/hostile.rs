@@ -10,7 +10,11 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 use tload::internal::HeaderError;
-use tload::{Checkpoint, Dtype, Error, ErrorKind, Location};
+use tload::sealed::Algorithm;
+use tload::{Checkpoint, Dtype, Error, ErrorKind, Key, Location, OpenOptions};
+
+use crate::files::write;
+use crate::sealing::{new_key, seal_with};
 
 /// Description of a file, its bytes, and the expected variant of `HeaderError` followed by the
 /// error's line without the location.
@@ -50,6 +54,19 @@ fn open(folder: &Path, bytes: &[u8]) -> Result<Checkpoint, Error> {
     Checkpoint::open(Location::from_path(path))
 }
 
+/// Opens a file that is sealed with `key`.
+fn open_sealed(folder: &Path, key: &Key, bytes: &[u8]) -> Result<Checkpoint, Error> {
+    let (plain, sealed) = (folder.join("plain"), folder.join("sealed"));
+    write(&plain.join("model.safetensors"), bytes);
+    let _ = std::fs::remove_dir_all(&sealed);
+    seal_with(key, &plain, &sealed).expect("any bytes can be sealed");
+    let options = OpenOptions::default().key(key.clone());
+    Checkpoint::open_with(
+        Location::from_path(sealed.join("model.safetensors")),
+        options,
+    )
+}
+
 /// Formats an error as the rows do: `Variant [bytes]: message`.
 fn describe(error: &Error, cause: &HeaderError) -> String {
     let line = error.to_string();
@@ -83,6 +100,7 @@ fn hostile_files_are_rejected_with_exact_message() {
         rows.len()
     );
 
+    let key = new_key(Algorithm::Aes256, &folder.path().join("key.json"));
     let mut failures = Vec::new();
     for ((name, bytes, wanted), by_oracle) in rows {
         let Err(error) = open(folder.path(), &bytes) else {
@@ -105,6 +123,14 @@ fn hostile_files_are_rejected_with_exact_message() {
             "{name}"
         );
         assert!(error.hint().is_some(), "{name}");
+        match open_sealed(folder.path(), &key, &bytes) {
+            Ok(_) => failures.push(format!("{name}: opens when it is sealed")),
+            Err(sealed) => {
+                let cause = sealed.source().unwrap().downcast_ref().unwrap();
+                assert_eq!(describe(&sealed, cause), found, "{name}, sealed");
+                assert_eq!(sealed.hint(), error.hint(), "{name}, sealed");
+            }
+        }
         assert_eq!(error.chain().matches(error.message()).count(), 1, "{name}");
         assert_eq!(
             SafeTensors::deserialize(&bytes).is_err(),
@@ -118,9 +144,15 @@ fn hostile_files_are_rejected_with_exact_message() {
 #[test]
 fn odd_but_valid_files_open() {
     let folder = tempfile::tempdir().unwrap();
+    let key = new_key(Algorithm::Aes256, &folder.path().join("key.json"));
     for (name, bytes) in odd() {
-        let checkpoint =
-            open(folder.path(), &bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let [checkpoint, sealed] = [
+            open(folder.path(), &bytes),
+            open_sealed(folder.path(), &key, &bytes),
+        ]
+        .map(|opened| opened.unwrap_or_else(|error| panic!("{name}: {error}")));
+        assert_eq!(sealed.tensors(), checkpoint.tensors(), "{name}, sealed");
+        assert_eq!(sealed.metadata(), checkpoint.metadata(), "{name}, sealed");
         let theirs = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(checkpoint.tensors().len(), theirs.len(), "{name}");
         for tensor in checkpoint.tensors() {

@@ -33,6 +33,7 @@ mod requirement;
 #[cfg(target_os = "linux")]
 mod retries;
 mod sealed;
+mod sealing;
 mod seccomp;
 mod security_md;
 #[cfg(target_os = "linux")]

@@ -4,15 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tload::extend::CancelFlag;
-use tload::sealed::{Algorithm, Recipients, SealOptions, rekey, seal, write_new_key};
+use tload::sealed::{Algorithm, Recipients, rekey, write_new_key};
 use tload::{
     CacheMode, Checkpoint, ErrorKind, Indices, Key, LoadOptions, Loader, OpenOptions, Result,
-    Selection, Slice, StoreOptions, Tensor, Verify,
+    Selection, Slice, Tensor, Verify,
 };
 
 use crate::files::{even, evict, folder, location, mixed, options, read, write};
 use crate::requirement;
+use crate::sealing::{new_key, seal_with};
 
 /// A checkpoint of several files, plain and sealed.
 struct Site {
@@ -40,10 +40,8 @@ impl Site {
         write(&plain.join("config.json"), b"{}");
         // Nothing may take the sealed one for a manifest.
         write(&plain.join("tload-manifest.json"), b"{}");
-        let key = folder.path().join("key.json");
-        write_new_key(algorithm, &key).expect("writes");
         let site = Self {
-            key: Key::from_file(key),
+            key: new_key(algorithm, &folder.path().join("key.json")),
             folder,
         };
         site.seal("sealed").expect("seals");
@@ -55,22 +53,7 @@ impl Site {
     }
 
     fn seal(&self, name: &str) -> Result<()> {
-        let options = SealOptions {
-            // That of the key counts.
-            algorithm: Algorithm::Aes256,
-            recipients: Recipients::new(),
-            key: Some(self.key.clone()),
-            plain: Vec::new(),
-        };
-        let (from, to) = (location(&self.path("plain")), self.path(name));
-        seal(
-            &from,
-            &StoreOptions::new(),
-            &to,
-            &options,
-            &CancelFlag::default(),
-        )
-        .map(drop)
+        seal_with(&self.key, &self.path("plain"), &self.path(name))
     }
 
     fn open(&self, name: &str) -> Result<Checkpoint> {
