@@ -204,3 +204,23 @@ fn tensor(
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_to_no_other_directory() {
+        for (name, is_one) in [
+            ("m.safetensors", true),
+            ("m.json", false),
+            (".safetensors", false),
+            ("../m.safetensors", false),
+            ("a/m.safetensors", false),
+            ("a\\m.safetensors", false),
+            ("a\0.safetensors", false),
+        ] {
+            assert_eq!(is_file_name(name, ".safetensors"), is_one, "{name:?}");
+        }
+    }
+}

@@ -102,6 +102,8 @@ pub(crate) fn diff_keeping(
     let mut planned = Vec::new();
     describe_files(new.checkpoint(), store, &mut record, &mut planned)?;
     let compared = both.compare_all(&tensors)?;
+    let kept = compared.iter().filter_map(|it| it.kept.as_ref()).flatten();
+    debug_assert!(kept.map(Vec::len).sum::<usize>() as u64 <= kept_bytes_max);
     let mut taken: HashSet<String> = tensors.iter().map(|it| it.name().to_owned()).collect();
     for (tensor, mut compared) in tensors.into_iter().zip(compared) {
         let change = change(tensor, &compared, &mut taken);
@@ -156,7 +158,7 @@ impl Both<'_> {
                 before.dtype() == tensor.dtype() && before.shape() == tensor.shape()
             });
         let width = element_bytes(tensor);
-        let each = index_dtype(tensor).bits() / 8 + width.unwrap_or(1);
+        let each = index_dtype(tensor.shape()).bits() / 8 + width.unwrap_or(1);
         let (mut digest, mut base_digest) = (Sum::default(), Sum::default());
         let (mut changed, mut held) = (0, 0);
         let mut kept = before.and(width).map(|_| [Vec::new(), Vec::new()]);
@@ -177,7 +179,9 @@ impl Both<'_> {
             scan(width, bytes, others, |index, value| {
                 changed += 1;
                 if let Some([indices, values]) = &mut kept {
-                    number(index_dtype(tensor), first + index, |it| indices.extend(it));
+                    number(index_dtype(tensor.shape()), first + index, |it| {
+                        indices.extend(it)
+                    });
                     values.extend(value);
                 }
             });
@@ -329,7 +333,7 @@ fn change(tensor: &TensorInfo, compared: &Compared, taken: &mut HashSet<String>)
     match (compared.changed, element_bytes(tensor)) {
         (Some(0), _) => Change::None,
         (Some(changed), Some(width)) => {
-            let each = (index_dtype(tensor).bits() / 8 + width) as u64;
+            let each = (index_dtype(tensor.shape()).bits() / 8 + width) as u64;
             let names = [indices_name(tensor.name()), values_name(tensor.name())];
             // Another tensor may be called so.
             let is_free = !names.iter().any(|name| taken.contains(name));
@@ -371,7 +375,7 @@ fn plan<'c>(
                 bytes
             };
             let name = tensor.name();
-            let bytes = add(indices_name(name), index_dtype(tensor), indices)
+            let bytes = add(indices_name(name), index_dtype(tensor.shape()), indices)
                 + add(values_name(name), tensor.dtype(), values);
             summary.add_sparse(changed, bytes);
         }
@@ -392,9 +396,9 @@ fn wide(shape: &[usize]) -> Vec<u64> {
     shape.iter().map(|dim| *dim as u64).collect()
 }
 
-/// Returns the dtype of indices into a tensor.
-fn index_dtype(tensor: &TensorInfo) -> Dtype {
-    let elements: u64 = wide(tensor.shape()).iter().product();
+/// Returns the dtype of indices into a tensor of this shape.
+fn index_dtype(shape: &[usize]) -> Dtype {
+    let elements: u64 = wide(shape).iter().product();
     if elements <= 1 << 31 {
         Dtype::I32
     } else {
@@ -446,4 +450,16 @@ fn describe_files(
         Err(error) => return Err(error),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest index is one less than the number of elements.
+    #[test]
+    fn indices_have_64_bits_where_32_do_not_suffice() {
+        assert_eq!(index_dtype(&[1 << 20, 1 << 11]), Dtype::I32);
+        assert_eq!(index_dtype(&[(1 << 31) + 1]), Dtype::I64);
+    }
 }
