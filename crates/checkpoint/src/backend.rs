@@ -143,6 +143,11 @@ impl Backend {
         })
     }
 
+    /// Returns whether a file has to be one of a sealed checkpoint.
+    pub(super) fn is_sealed(&self, location: &Location) -> bool {
+        self.seals.is_sealed(location)
+    }
+
     /// Opens a file or object as it is stored.
     fn open_stored(
         &self,

@@ -119,6 +119,11 @@ impl FileSet {
         self.backend.follows_in(&self.folder)
     }
 
+    /// Returns whether its files are sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.shards.iter().any(|file| self.backend.is_sealed(file))
+    }
+
     /// Opens one of the files, or another one beside them, and returns its first bytes with it: up
     /// to `first` of them.
     ///

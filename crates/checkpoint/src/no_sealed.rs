@@ -19,6 +19,10 @@ impl Seals {
         Self(key)
     }
 
+    pub(super) fn is_sealed(&self, _: &Location) -> bool {
+        self.0.is_some()
+    }
+
     pub(super) fn open(
         &self,
         at: &Location,

@@ -20,6 +20,10 @@ type Authority = Result<String, String>;
 
 /// Looks up checksums as a load with `verify=auto` does.
 pub(crate) fn finding(checkpoint: &Checkpoint) -> Finding {
+    if checkpoint.is_sealed() {
+        let value = "of every part of what is sealed, compared as it is opened";
+        return Finding::ok(ID, TITLE, value);
+    }
     let expectations = match verify::find(checkpoint, &Verify::Auto) {
         Ok(expectations) => expectations,
         Err(error) => return unknown(&error),

@@ -34,6 +34,13 @@ impl Seals {
         }
     }
 
+    /// Returns whether a file has to be one of a sealed checkpoint: there is a key, and it is not for
+    /// a file of Tensorizer.
+    pub fn is_sealed(&self, location: &Location) -> bool {
+        let is_other = OTHERS.iter().any(|name| location.has_extension(name));
+        self.key.is_some() && is_other
+    }
+
     /// Opens a file, which must be of a sealed checkpoint if there is a key, or an encrypted one of
     /// Tensorizer.
     ///
@@ -48,7 +55,7 @@ impl Seals {
     ) -> Result<OpenedSource> {
         match &self.key {
             Some(key) => {
-                if !OTHERS.iter().any(|name| location.has_extension(name)) {
+                if !self.is_sealed(location) {
                     let (source, bytes) = open(location, first)?;
                     if tload_boxed::begins(&bytes) {
                         return tload_boxed::open(source, bytes, first, &|| key.bytes());

@@ -165,7 +165,14 @@ pub fn rekey(folder: &Path, key: &Key, recipients: &Recipients) -> Result<()> {
     }
     let path = folder.join(KEY_FILE_NAME);
     let located = |error: Error| error.or_location(Location::from_path(&path));
-    let source = FileSource::open(&Location::from_path(&path))?;
+    let source = FileSource::open(&Location::from_path(&path)).map_err(|error| {
+        if error.kind() != ErrorKind::NotFound {
+            return error;
+        }
+        Error::invalid_request(format!("is not sealed: it has no {KEY_FILE_NAME}"))
+            .with_location(folder.display())
+            .with_hint("pass the directory of a sealed checkpoint, as tload seal writes it")
+    })?;
     let text = source.fetch(0, READ_BYTES)?;
     let file = KeyFile::parse(&text).map_err(located)?;
     let file = file.rekeyed(key, recipients).map_err(located)?;

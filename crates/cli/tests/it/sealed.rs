@@ -1,4 +1,5 @@
-//! `seal` and `unseal` that fail or are interrupted leave nothing, not even a new key.
+//! `seal` and `unseal` that fail or are interrupted leave nothing, not even a new key; what the other
+//! commands say of sealed checkpoints.
 
 use std::fs;
 use std::process::Stdio;
@@ -8,6 +9,9 @@ use tload_testbed::{Fault, Operation, Rule};
 use crate::interrupt::{entries, signal};
 use crate::remote::{Lab, PATIENCE};
 use crate::{run, stderr, succeed};
+
+/// Public key of a pair that nobody has kept.
+const RECIPIENT: &str = "age10shvmrzlhj5ygxv6cuaetcl4wu3tuh2dpayun09e0s4h2hgdq33q436ret";
 
 #[test]
 fn failed_seals_leave_no_key() {
@@ -82,4 +86,53 @@ fn interrupted_seals_leave_nothing() {
         "{:?}",
         entries(folder.path())
     );
+}
+
+#[test]
+fn sealed_manifest_takes_the_place_of_a_plain_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (plain, sealed, key) = (path("model"), path("sealed"), path("key.json"));
+    succeed(["synth", &plain, "--preset", "tiny", "--size", "1MiB"]);
+    succeed(["verify", &plain, "--write"]);
+    succeed(["seal", &plain, &sealed, "--new-key-file", &key]);
+    for location in [&sealed, &format!("{sealed}/model.safetensors")] {
+        let text = succeed(["verify", location, "--key-file", &key]);
+        assert!(text.contains("the sealed manifest"), "{text}");
+    }
+    // Nothing is written, and none is advised to be.
+    let found = succeed(["doctor", &sealed, "--key-file", &key, "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+    let mut findings = found["findings"].as_array().unwrap().iter();
+    let checksums = findings.find(|it| it["title"] == "checksums").unwrap();
+    assert_eq!(checksums["level"], "ok", "{checksums}");
+
+    // A byte of another state is told by its tag, and each file by its own line.
+    let weights = path("sealed/model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    let output = run(["verify", &sealed, "--key-file", &key]);
+    assert_eq!(output.status.code(), Some(11), "{}", stderr(&output));
+
+    let output = run([
+        "rekey",
+        &plain,
+        "--key-file",
+        &key,
+        "--recipient",
+        RECIPIENT,
+    ]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("is not sealed"), "{text}");
+    let text = succeed([
+        "rekey",
+        &sealed,
+        "--key-file",
+        &key,
+        "--recipient",
+        RECIPIENT,
+    ]);
+    assert!(text.contains("rekeyed"), "{text}");
 }

@@ -186,7 +186,8 @@ fn manifest(
         let folder = target.parent().and_then(canonical);
         target.file_name() == Some(OsStr::new(MANIFEST_NAME)) && own.is_some() && own == folder
     });
-    if is_replaced {
+    // That of a sealed checkpoint is sealed, and the sealed manifest has the digests of its files.
+    if is_replaced || file_set.is_sealed() {
         return Ok(None);
     }
     beside(&file_set.folder, sidecars).map(|found| found.map(Arc::new))
