@@ -142,17 +142,17 @@ LOADERS = {
 
 
 def find(job: Job) -> None:
-    """Answer with the versions of packages; `null` for one that is not installed, or lacks torch."""
+    """Answer with the versions of packages, `null` for one that is not installed, and whether torch is."""
     from importlib import metadata, util
 
-    has_torch = util.find_spec("torch") is not None
     found = {}
     for package in job["packages"]:
         try:
-            found[package] = metadata.version(package) if has_torch else None
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = None
-    answer(python=sys.version.split()[0], versions=found)
+    has_torch = util.find_spec("torch") is not None
+    answer(python=sys.version.split()[0], has_torch=has_torch, versions=found)
 
 
 def convert(job: Job) -> None:

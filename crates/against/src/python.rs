@@ -30,6 +30,8 @@ pub struct Python {
     /// Path or name of the program.
     program: PathBuf,
     version: String,
+    /// torch, which all loaders need, is installed.
+    has_torch: bool,
     loaders: Vec<Installed>,
 }
 
@@ -37,7 +39,7 @@ pub struct Python {
 struct Installed {
     name: &'static Peer,
     package: &'static str,
-    /// `None`: it is not installed, or torch, which all need, is not.
+    /// `None` if it is not installed.
     version: Option<String>,
 }
 
@@ -79,6 +81,7 @@ struct Done {}
 #[derive(Deserialize)]
 struct Found {
     python: String,
+    has_torch: bool,
     versions: Map<String, Value>,
 }
 
@@ -110,20 +113,26 @@ impl Python {
         Ok(Self {
             program: program.into(),
             version: printable(&found.python),
+            has_torch: found.has_torch,
             loaders: unique.iter().map(installed).collect(),
         })
     }
 
-    /// Returns the loaders that are installed.
+    /// Returns the loaders that are installed, with torch.
     pub fn installed(&self) -> impl Iterator<Item = &'static Peer> {
-        let has_version = |it: &&Installed| it.version.is_some();
-        self.loaders.iter().filter(has_version).map(|it| it.name)
+        let runs = |it: &&Installed| self.has_torch && it.version.is_some();
+        self.loaders.iter().filter(runs).map(|it| it.name)
     }
 
-    /// Returns the loaders that are not installed.
-    pub fn missing(&self) -> impl Iterator<Item = &'static Peer> {
-        let has_none = |it: &&Installed| it.version.is_none();
-        self.loaders.iter().filter(has_none).map(|it| it.name)
+    /// Returns the loaders that cannot run, each with the packages that are not installed.
+    pub fn missing(&self) -> impl Iterator<Item = (&'static Peer, Vec<&'static str>)> {
+        let missing = |it: &Installed| {
+            let own = it.version.is_none().then_some(it.package);
+            let torch = (!self.has_torch).then_some("torch");
+            (it.name, own.into_iter().chain(torch).collect::<Vec<_>>())
+        };
+        let missing = self.loaders.iter().map(missing);
+        missing.filter(|(_, packages)| !packages.is_empty())
     }
 
     /// Returns the name of the program.
@@ -277,6 +286,7 @@ mod tests {
         let mut python = Python {
             program: "python3".into(),
             version: "3.11.7".to_owned(),
+            has_torch: true,
             loaders: vec![
                 loader(0, Some("0.8.0")),
                 loader(1, None),
@@ -285,8 +295,21 @@ mod tests {
         };
         let shown = "safetensors 0.8.0, tensorizer 2 (python3, Python 3.11.7)";
         assert_eq!(python.to_string(), shown);
-        let missing: Vec<_> = python.missing().map(|peer| peer.name).collect();
-        assert_eq!(missing, ["runai"]);
+        let missing = |python: &Python| {
+            let missing = python.missing();
+            let missing = missing.map(|(peer, packages)| (peer.name, packages.join(" ")));
+            missing.collect::<Vec<_>>()
+        };
+        let runai = "runai-model-streamer";
+        assert_eq!(missing(&python), [("runai", runai.to_owned())]);
+        let without_torch = Python {
+            has_torch: false,
+            ..python.clone()
+        };
+        assert_eq!(without_torch.installed().count(), 0);
+        let all = missing(&without_torch);
+        assert_eq!(all[0], ("safetensors", "torch".to_owned()));
+        assert_eq!(all[1], ("runai", format!("{runai} torch")));
         python.loaders.retain(|it| it.version.is_none());
         assert_eq!(
             python.to_string(),

@@ -75,10 +75,11 @@ impl<'a> Peers<'a> {
 
     /// Returns a warning for each loader that is not installed.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = Warning> {
-        self.python.missing().map(|peer| Warning::PeerMissing {
+        let missing = self.python.missing();
+        missing.map(|(peer, packages)| Warning::PeerMissing {
             name: peer.name,
             python: self.python.program().display().to_string(),
-            package: peer.package,
+            packages,
         })
     }
 

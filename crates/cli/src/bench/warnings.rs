@@ -41,9 +41,10 @@ pub(crate) enum Warning {
     },
     PeerMissing {
         name: &'static str,
-        /// Program and package to install it with.
+        /// Program to install them with.
         python: String,
-        package: &'static str,
+        /// What it needs and is not installed.
+        packages: Vec<&'static str>,
     },
     WrongCacheState {
         wanted: CacheState,
@@ -108,8 +109,9 @@ impl fmt::Display for Warning {
                 "fio is not installed, so there is no independent ceiling: apt-get install fio",
             ),
             Self::FioFailed { reason } => write!(f, "{reason}. The benchmark continued without it"),
-            Self::PeerMissing { name, python, package } => {
-                write!(f, "{name} or torch is not installed: {python} -m pip install {package} torch")
+            Self::PeerMissing { name, python, packages } => {
+                let (packages, install) = (packages.join(" and "), packages.join(" "));
+                write!(f, "{name} needs {packages}, which this Python lacks: {python} -m pip install {install}")
             }
             Self::WrongCacheState { wanted, resident_bytes, total_bytes, all } => {
                 wrong_cache_state(f, *wanted, *resident_bytes, *total_bytes, *all)
