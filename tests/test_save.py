@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,20 @@ def every_dtype() -> dict[str, Any]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind", "words"),
+    [
+        ({"max_shard_size": "big"}, tload.InvalidRequestError, "max_shard_size: "),
+        ({"metadata": {"step": 1}}, TypeError, "metadata['step']: wanted a str, found int"),
+    ],
+)
+def test_wrong_argument_is_named(keywords: dict[str, Any], kind: type[Exception], words: str, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=re.escape(words)) as caught:
+        tload.save({"a": torch.ones(1)}, tmp_path / "model", **keywords)
+    assert "environment" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("metadata", [{}, {"format": "pt"}])

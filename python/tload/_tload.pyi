@@ -91,7 +91,7 @@ def option_from_variable(name: str, text: str) -> Any:
     """Return the value of an option that the text of its environment variable stands for."""
 
 def parse_bytes(name: str, text: str) -> int:
-    """Return the bytes that the text of an environment variable stands for, such as `50GiB`."""
+    """Return the bytes that a text such as `50GiB` stands for."""
 
 def seconds(name: str, value: object) -> float:
     """Return the seconds of a duration of any type that an option takes."""

@@ -65,14 +65,11 @@ pub(crate) fn option_from_variable<'py>(
     }
 }
 
-/// Returns the bytes that the text of the environment variable `name` stands for, such as `50GiB`.
+/// Returns the bytes that a text such as `50GiB` stands for. `name` is for messages.
 #[pyfunction]
 pub(crate) fn parse_bytes(py: Python<'_>, name: &str, text: &str) -> PyResult<u64> {
-    tload::internal::parse_bytes(text).map_err(|invalid| {
-        let message = format!("environment variable {name} is not valid");
-        let error = Error::new(ErrorKind::InvalidRequest, message).with_source(invalid);
-        exception(py, &error)
-    })
+    let parsed = tload::internal::parse_bytes(text);
+    parsed.map_err(|error| invalid_request(py, format!("{name}: {}", error.message())))
 }
 
 /// Returns the seconds of a duration of any type that an option takes. `name` is for messages.

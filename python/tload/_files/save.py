@@ -61,6 +61,16 @@ class Leftover(NamedTuple):
     """True if it was removed: a writer that still runs keeps its own."""
 
 
+def _texts(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return metadata whose keys and values are texts."""
+    for pair in metadata.items():
+        for text in pair:
+            if not isinstance(text, str):
+                message = f"metadata[{pair[0]!r}]: wanted a str, found {type(text).__qualname__}"
+                raise TypeError(message)
+    return dict(metadata)
+
+
 @store_options.takes_keywords
 def save(
     tensors: Mapping[str, torch.Tensor | np.ndarray[Any, Any]]
@@ -151,7 +161,7 @@ def save(
             location,
             None if known is None else [(name, tensor.dtype, tensor.shape) for name, tensor in known.items()],
             max_shard_size=_tload.parse_bytes("max_shard_size", str(max_shard_size)),
-            metadata=dict(metadata),
+            metadata=_texts(metadata),
             aliases=same,
             replace=replace,
             manifest=manifest,
