@@ -31,8 +31,8 @@ mod tests;
 ///
 /// A file appears under its name when it is complete and on disk, never before. An incomplete file
 /// stays as `.NAME.tload-partial`, with a journal beside it; the next copy resumes it if the source
-/// has not changed. The journal is written with a file's first bytes, every two seconds, and when
-/// the copy fails or is cancelled: a process that is killed loses a few seconds of progress.
+/// has not changed. The journal is written soon after a file's first bytes, every two seconds, and
+/// when the copy fails or is cancelled: a process that is killed loses a few seconds of progress.
 ///
 /// A file is skipped if an earlier copy created it from the same source in the same state, and it
 /// has not been changed since. Each finished file has a record of that: a digest of its source's

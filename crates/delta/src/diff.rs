@@ -180,7 +180,7 @@ impl Both<'_> {
                 changed += 1;
                 if let Some([indices, values]) = &mut kept {
                     number(index_dtype(tensor.shape()), first + index, |it| {
-                        indices.extend(it)
+                        indices.extend(it);
                     });
                     values.extend(value);
                 }

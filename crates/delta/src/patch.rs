@@ -70,6 +70,7 @@ impl Patch {
         Error::new(ErrorKind::InvalidFormat, message.into())
             .with_location(self.pieces.checkpoint().location())
             .with_tensor(tensor)
+            .with_hint("fetch the patch again, or make it again: tload diff")
     }
 
     /// Returns the error of a tensor whose changes lead elsewhere.

@@ -139,7 +139,7 @@ impl LoadTargets {
             shown.push(format!("and {left} more"));
         }
         let message = format!("cannot load into these targets: {}", shown.join("; "));
-        let hint = "allocate their memory first (module.to_empty(device=…), DTensor.to_local()), or leave them out";
+        let hint = "allocate their memory first (module.to_empty(device=…), DTensor.to_local(), array.copy()), or leave them out";
         let error = Error::new(ErrorKind::InvalidRequest, message).with_hint(hint);
         Err(exception(py, &error))
     }
