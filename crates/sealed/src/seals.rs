@@ -34,8 +34,8 @@ impl Seals {
         }
     }
 
-    /// Returns whether a file has to be one of a sealed checkpoint: there is a key, and it is not for
-    /// a file of Tensorizer.
+    /// Returns whether a file has to be one of a sealed checkpoint: there is a key, and it is not
+    /// for a file of Tensorizer.
     pub fn is_sealed(&self, location: &Location) -> bool {
         let is_other = OTHERS.iter().any(|name| location.has_extension(name));
         self.key.is_some() && is_other

@@ -43,7 +43,7 @@ pub(crate) enum Warning {
         name: &'static str,
         /// Program to install them with.
         python: String,
-        /// What it needs and is not installed.
+        /// Packages that it needs and that are not installed.
         packages: Vec<&'static str>,
     },
     WrongCacheState {

@@ -1,5 +1,5 @@
-//! `seal` and `unseal` that fail or are interrupted leave nothing, not even a new key; what the other
-//! commands say of sealed checkpoints.
+//! `seal` and `unseal` that fail or are interrupted leave nothing, not even a new key; what the
+//! other commands say of sealed checkpoints.
 
 use std::fs;
 use std::process::Stdio;
@@ -10,7 +10,7 @@ use crate::interrupt::{entries, signal};
 use crate::remote::{Lab, PATIENCE};
 use crate::{run, stderr, succeed};
 
-/// Public key of a pair that nobody has kept.
+/// Public key of a pair that was not kept.
 const RECIPIENT: &str = "age10shvmrzlhj5ygxv6cuaetcl4wu3tuh2dpayun09e0s4h2hgdq33q436ret";
 
 #[test]

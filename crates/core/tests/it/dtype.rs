@@ -341,7 +341,8 @@ fn wrong_requests_are_refused() {
             (ErrorKind::InvalidRequest, Some("dtype"))
         );
         let found = wrong.name().to_lowercase();
-        let message = format!("dtype is {found:?}; it can be bf16, f16, f32, f64");
+        let names = "bf16, f16, f32, f64, bfloat16, float16, float32, float64";
+        let message = format!("dtype is {found:?}; it can be {names}");
         assert_eq!(error.message(), message);
     }
     let options = LoadOptions::new().dtype(Dtype::Bf16);
