@@ -200,7 +200,7 @@ fn weights_that_a_load_would_not_read_alone_are_not_copied() {
     copy(&path("pipeline"), &path("copy"), &["--include", "*"]);
     assert_eq!(tree(&path("copy")).len(), before.len() + 1);
 
-    // The same model, sharded into more files: its index leads past those of before.
+    // The index of the same model in more shards does not name the shards of the earlier copy.
     fs::remove_dir_all(path("sharded")).unwrap();
     succeed(["synth", &text("sharded"), "--size", "1MiB", "--shards", "3"]);
     fs::remove_file(path("copy/unet/model.safetensors")).unwrap();
