@@ -228,11 +228,12 @@ fn prepare(directory: &Path, force: bool) -> Result<bool> {
     Ok(!exists)
 }
 
-/// Removes the checkpoint among `paths`; other files stay. Without `force`, there may only be what
-/// a killed process has left.
+/// Removes the checkpoint among `paths`; other files stay.
 fn replace(directory: &Path, paths: Vec<PathBuf>, force: bool) -> Result<()> {
-    let is_left = |path: &PathBuf| is_ours(path) && path.extension() == Some("partial".as_ref());
-    if !force && !paths.iter().all(is_left) {
+    if paths.is_empty() {
+        return Ok(());
+    }
+    if !force {
         return Err(
             Error::new(ErrorKind::InvalidRequest, "the directory is not empty")
                 .with_location(directory.display())

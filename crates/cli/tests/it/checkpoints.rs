@@ -196,14 +196,6 @@ fn synth_force_replaces_only_the_checkpoint() {
     synth(directory, &["--size", "1MiB", "--force"]);
     let names: Vec<String> = files(directory).into_keys().collect();
     assert_eq!(names, ["config.json", "model.safetensors", "notes.txt"]);
-
-    // A killed process has left a file.
-    let left = folder.path().join("left");
-    fs::create_dir(&left).unwrap();
-    fs::write(left.join(".model-00002-of-00003.safetensors.partial"), "x").unwrap();
-    synth(&left, &["--size", "1MiB"]);
-    let names: Vec<String> = files(&left).into_keys().collect();
-    assert_eq!(names, ["config.json", "model.safetensors"]);
 }
 
 #[test]
