@@ -86,7 +86,7 @@ check-texts: ruff ## check formats, spelling, the sizes of crates and drawn figu
 export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
 test-rust: ## run the Rust tests
-	tools/no-secrets cargo test $(TESTED) -- --show-output
+	tools/no-secrets cargo test --no-fail-fast $(TESTED) -- --show-output
 	tools/no-secrets $(TEST_LOOM) -- --show-output
 
 # Runs as a test of the same packages with the same features, so that nothing is rebuilt; `cargo

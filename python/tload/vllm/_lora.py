@@ -279,4 +279,5 @@ def adapters(environment: Mapping[str, str] = os.environ) -> Adapters | None:
         message = f"environment variable {SOURCE_VARIABLE} is set, and {DIRECTORY_VARIABLE} is not"
         raise advise(InvalidRequestError, message, f"set {DIRECTORY_VARIABLE} to a directory for adapters")
     limit = environment.get(LIMIT_VARIABLE, "").strip()
-    return Adapters(source, Path(directory), _tload.parse_bytes(LIMIT_VARIABLE, limit) if limit else None)
+    bound = _tload.parse_bytes(f"environment variable {LIMIT_VARIABLE}", limit) if limit else None
+    return Adapters(source, Path(directory), bound)

@@ -378,7 +378,13 @@ fn cannot_start(error: std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
+
+    /// Held by tests that use the default client with the options of [`lend`]: threads that one of
+    /// them finds idle may be those of another.
+    static DEFAULT_CLIENT: LazyLock<Mutex<()>> = LazyLock::new(Mutex::default);
 
     fn lend(client: &StoreClient) -> Lent {
         let options = StoreOptions::from_pairs([("header.x-team", "client")]);
@@ -404,6 +410,7 @@ mod tests {
 
     #[test]
     fn client_keeps_idle_threads_until_they_are_closed() {
+        let _alone = DEFAULT_CLIENT.lock();
         for client in [StoreClient::new(), StoreClient::default()] {
             let lent = lend(&client);
             let threads = Arc::downgrade(&lent.shared);
@@ -419,6 +426,7 @@ mod tests {
     /// Processes are told apart only by their number here; `tests/test_fork.py` forks.
     #[test]
     fn client_of_other_process_is_neither_locked_nor_dropped() {
+        let _alone = DEFAULT_CLIENT.lock();
         let parents = Arc::new(Kept {
             process: process_id() + 1,
             held: Mutex::default(),
