@@ -873,14 +873,7 @@ pub(crate) fn when_sealed(mut fault: FileFault) -> Option<FileFault> {
     let is_of_plain = fault.deed == Some(Mutation::ReplaceIndex)
         || fault.row.engines == MAP
         || fault.row.made.contains("verify=");
-    // Tags tell wrong bytes, and bytes of another state.
-    if matches!(fault.row.outcome, Outcome::Wrong | Outcome::Mixed { .. }) {
-        let says = &[
-            "is damaged, or of another file",
-            "get the sealed file again",
-        ];
-        fault.row.outcome = fails(Corrupt, says, Names::Range, Retried::No);
-    }
+    fault.row.outcome = fault.row.outcome.when_sealed();
     // The file with the keys, which is opened first, has no counter of retries, and without it a
     // checkpoint is not sealed.
     let is_about_shards = match fault.row.outcome {

@@ -2,16 +2,22 @@
 //! that cannot be reached.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::time::Duration;
 
+use tempfile::TempDir;
 use tload::ErrorKind::{Changed, Corrupt, PermissionDenied, Remote, TimedOut, Unsupported};
-use tload::verify::MANIFEST_NAME;
-use tload::{ErrorKind, LoadOptions, Loader, Location, StoreOptions, Verify};
+use tload::sealed::Algorithm;
+use tload::{ErrorKind, Key, LoadOptions, Loader, Location, StoreOptions, Verify};
 use tload_testbed::{BlackHole, Fault, FaultyServer, Operation, Rule};
 
 use crate::bench::{Oracle, load, until_tabled, watched, write_manifest};
-use crate::files::{even, folder, options, write};
+use crate::files::{even, folder, options, read, write};
 use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
+use crate::sealing::{new_key, seal_with};
+
+/// Name of the file.
+const NAME: &str = "m-0.safetensors";
 
 /// Enough for a transient fault.
 const RETRIES: &str = "2";
@@ -457,7 +463,7 @@ fn changing() -> Vec<ObjectFault> {
         },
         changes(
             "the object is replaced during the load",
-            Fault::ChangeBefore(even("0.", 9, 4, 1 << 20)),
+            Fault::ChangeBefore(other_state()),
             &["changed while it was read", "status 412"],
         ),
         changes(
@@ -483,6 +489,17 @@ fn changing() -> Vec<ObjectFault> {
     ]
 }
 
+/// Returns the bytes of the file in another state.
+fn other_state() -> Vec<u8> {
+    even("0.", 9, 4, 1 << 20)
+}
+
+/// Returns a rule that replaces the object between two reads.
+fn replaced_meanwhile(bytes: Vec<u8>) -> Rule {
+    let replaced = Rule::once(Fault::ChangeBefore(bytes));
+    replaced.on(Operation::Get).from_byte(1).after(1)
+}
+
 /// Stores that send no validators.
 fn bare() -> Vec<ObjectFault> {
     let says_nothing = |fault, rules: Vec<Rule>, is_allowed: bool, outcome| {
@@ -503,8 +520,6 @@ fn bare() -> Vec<ObjectFault> {
             ..unruled
         }
     };
-    let replaced = Rule::once(Fault::ChangeBefore(even("0.", 9, 4, 1 << 20)));
-    let replaced = replaced.on(Operation::Get).from_byte(1).after(1);
     vec![
         says_nothing(
             "the store sends neither ETag nor Last-Modified",
@@ -525,7 +540,7 @@ fn bare() -> Vec<ObjectFault> {
         ),
         says_nothing(
             "the object is replaced during the load, and the store sends neither ETag nor Last-Modified",
-            vec![replaced],
+            vec![replaced_meanwhile(other_state())],
             true,
             Outcome::Mixed {
                 kind: Changed,
@@ -598,16 +613,31 @@ impl ObjectFault {
         }
     }
 
-    /// Runs the row; returns `None` if it hangs.
-    pub(crate) fn run(&self) -> Option<Ended> {
-        if !self.is_hurried {
-            return self.run_within(None);
+    /// Returns the row as it holds for sealed objects; `None` if it is about a plain index or a
+    /// manifest of plain digests.
+    pub(crate) fn when_sealed(mut self) -> Option<Self> {
+        if matches!(self.row.outcome, Outcome::Mixed { .. }) {
+            // As long as the sealed file, so that only the tags tell.
+            let mut bytes = other_state();
+            bytes.resize(Bench::sealed().stored.0[0].len(), 0);
+            self.rules = vec![replaced_meanwhile(bytes)];
         }
-        until_tabled(&self.row, |timeout| self.run_within(Some(timeout)))
+        self.row.outcome = self.row.outcome.when_sealed();
+        let is_of_plain = self.has_index || self.row.made.contains("verify=");
+        (!is_of_plain).then_some(self)
     }
 
-    fn run_within(&self, timeout: Option<Duration>) -> Option<Ended> {
-        let bench = Bench::start();
+    /// Runs the row with the store that `start` returns; returns `None` if it hangs.
+    pub(crate) fn run(&self, start: fn() -> Bench) -> Option<Ended> {
+        if !self.is_hurried {
+            return self.run_within(&start(), None);
+        }
+        until_tabled(&self.row, |timeout| {
+            self.run_within(&start(), Some(timeout))
+        })
+    }
+
+    fn run_within(&self, bench: &Bench, timeout: Option<Duration>) -> Option<Ended> {
         let mut store = self.store(&bench.server);
         if let Some(is_allowed) = self.is_bare {
             bench.server.leave_out_validators();
@@ -616,7 +646,7 @@ impl ObjectFault {
                 .set("allow_unversioned", is_allowed.to_string());
             set.expect("an option");
         }
-        let mut opened = "m-0.safetensors";
+        let mut opened = NAME;
         if self.has_index {
             bench.server.put(&format!("models/{INDEX}"), index(1));
             opened = INDEX;
@@ -717,24 +747,57 @@ pub(crate) fn options_at(url: &str, read_timeout: &str) -> StoreOptions {
     StoreOptions::from_pairs(pairs).expect("valid options")
 }
 
+/// Returns the bytes of the file.
+fn plain() -> Vec<u8> {
+    even("0.", 1, 4, 1 << 20)
+}
+
 /// Store with one file of four tensors.
 pub(crate) struct Bench {
     pub(crate) oracle: Oracle,
     pub(crate) server: FaultyServer,
+    /// The file as it is stored.
+    stored: Oracle,
+    /// Key of a file that is stored sealed.
+    key: Option<Key>,
+    /// Directory with the file of the key.
+    _local: TempDir,
 }
 
 impl Bench {
     pub(crate) fn start() -> Self {
-        let server = FaultyServer::start();
-        let file = even("0.", 1, 4, 1 << 20);
-        server.put("models/m-0.safetensors", file.clone());
         let local = folder();
-        let path = write(&local.path().join("m-0.safetensors"), &file);
-        let manifest = write_manifest(&Location::from(path));
-        server.put(&format!("models/{MANIFEST_NAME}"), manifest);
+        let path = write(&local.path().join(NAME), &plain());
+        write_manifest(&Location::from(path));
+        let directory = local.path().to_owned();
+        Self::of(local, &directory, None)
+    }
+
+    /// Starts a store with the same file, sealed.
+    pub(crate) fn sealed() -> Self {
+        let local = folder();
+        let path = |name: &str| local.path().join(name);
+        let key = new_key(Algorithm::Aes256, &path("key.json"));
+        write(&path("plain").join(NAME), &plain());
+        seal_with(&key, &path("plain"), &path("sealed")).expect("seals");
+        let directory = path("sealed");
+        Self::of(local, &directory, Some(key))
+    }
+
+    /// Starts a store with the files of a directory.
+    fn of(local: TempDir, directory: &Path, key: Option<Key>) -> Self {
+        let server = FaultyServer::start();
+        for entry in directory.read_dir().expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("a file").display();
+            server.put(&format!("models/{name}"), read(&path));
+        }
         Self {
-            oracle: Oracle(vec![file]),
+            oracle: Oracle(vec![plain()]),
             server,
+            stored: Oracle(vec![read(&directory.join(NAME))]),
+            key,
+            _local: local,
         }
     }
 
@@ -745,7 +808,7 @@ impl Bench {
         options: LoadOptions,
         then: impl FnOnce(),
     ) -> Ended {
-        self.load_at("m-0.safetensors", store, options, then)
+        self.load_at(NAME, store, options, then)
     }
 
     /// Like [`Self::load`], for a shard or an index.
@@ -757,9 +820,14 @@ impl Bench {
         then: impl FnOnce(),
     ) -> Ended {
         let location = Location::parse(&format!("s3://models/{opened}")).expect("a URL");
-        let loader = Loader::open_with(&location, store);
+        let mut opening = tload::OpenOptions::from(store.clone());
+        opening.key.clone_from(&self.key);
+        let loader = Loader::open_with(&location, opening);
         then();
         let loader = loader.map(|loader| loader.options(options));
-        load(&self.oracle, loader, |tensor| tensor.bytes().to_vec())
+        let ended = load(&self.oracle, loader, |tensor| tensor.bytes().to_vec());
+        let location = ended.error.as_ref().and_then(tload::Error::location);
+        let file_len = self.stored.len_of(location);
+        Ended { file_len, ..ended }
     }
 }

@@ -23,7 +23,7 @@ Three statements hold for every row. **Delivered bytes are right**, also before 
 table says otherwise. **Nothing hangs**: `timeout`, and a store's `read_timeout`, end requests that
 storage never answers. **Nothing leaks** once storage has released the requests it holds.
 
-The rows about files and their contents hold for [sealed checkpoints](sealed.md) too, and are run
+The rows about files, objects and contents hold for [sealed checkpoints](sealed.md) too, and are run
 with them, except for views, indexes and manifests, which those have in another form. There a wrong
 byte, or one of another state of the file, is always an error: `corrupt`, “is damaged, or of another
 file”.

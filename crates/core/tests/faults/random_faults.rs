@@ -175,7 +175,12 @@ fn object_loads_survive_random_faults() {
     for seed in seeds() {
         let mut rng = Rng::new(seed);
         let before = Traces::now();
-        let bench = on_objects::Bench::start();
+        let is_sealed = rng.once_in(2);
+        let bench = if is_sealed {
+            on_objects::Bench::sealed()
+        } else {
+            on_objects::Bench::start()
+        };
         let mut options = options(&mut rng, Via::Object);
         let rules = rng.index(5);
         let rules: Vec<_> = (0..rules).map(|_| object_rule(&mut rng)).collect();
@@ -195,7 +200,7 @@ fn object_loads_survive_random_faults() {
         );
         drop(bench);
         let shown: Vec<_> = rules.iter().map(ToString::to_string).collect();
-        let told = format!("TLOAD_SEED={seed}: {shown:?}, {options:?}");
+        let told = format!("TLOAD_SEED={seed}: sealed {is_sealed}, {shown:?}, {options:?}");
         ends.check(&told, ended, OF_OBJECTS, before, rules.is_empty());
     }
     ends.assert_both();

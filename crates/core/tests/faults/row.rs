@@ -106,6 +106,22 @@ pub(crate) const fn fails(
     }
 }
 
+impl Outcome {
+    /// Returns the outcome for a sealed file, whose tags tell wrong bytes and those of another state.
+    pub(crate) fn when_sealed(self) -> Self {
+        match self {
+            Self::Wrong | Self::Mixed { .. } => {
+                let says = &[
+                    "is damaged, or of another file",
+                    "get the sealed file again",
+                ];
+                fails(ErrorKind::Corrupt, says, Names::Range, Retried::No)
+            }
+            Self::Loads(_) | Self::Fails { .. } => self,
+        }
+    }
+}
+
 /// Row of the table, without the means to run it.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
