@@ -107,7 +107,7 @@ pub(crate) const fn fails(
 }
 
 impl Outcome {
-    /// Returns the outcome for a sealed file, whose tags tell wrong bytes and those of another state.
+    /// Returns the outcome for a sealed file. Tags tell wrong bytes, and bytes of another state.
     pub(crate) fn when_sealed(self) -> Self {
         match self {
             Self::Wrong | Self::Mixed { .. } => {

@@ -2,7 +2,9 @@
 
 use std::fs::OpenOptions;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,7 +17,7 @@ use tload::{
     TensorStream,
 };
 use tload_testing::fixtures::tensor_info;
-use tload_testing::sim::SimConfig;
+use tload_testing::sim::{Moments, SimConfig};
 use tload_testing::simulation::Simulation;
 
 use crate::files::{even, folder, location, options, write};
@@ -249,9 +251,18 @@ fn cancelled_load_ends_immediately_for_good() {
     }
 }
 
-/// Returns a simulation of one read that takes seconds, on a lane of its own.
-fn stalled() -> Simulation {
-    Simulation {
+/// Returns a simulation of one read, on a lane of its own, that ends when the sender is dropped.
+fn stalled() -> (Simulation, Sender<()>) {
+    let (end, ended) = channel();
+    let (has_begun, ended) = (AtomicBool::new(false), Mutex::new(ended));
+    // Called when the read begins, and when it ends.
+    let stall = move || {
+        if has_begun.swap(true, Ordering::Relaxed) {
+            let ended = ended.lock().expect("locked by this thread only");
+            let _ = ended.recv();
+        }
+    };
+    let simulation = Simulation {
         sources: vec![MemorySource::new("slow", [1; 4096])],
         layouts: vec![Layout {
             extent_bytes: 4096,
@@ -263,15 +274,17 @@ fn stalled() -> Simulation {
         depth: Depth::fixed(1, 4096),
         memory_limit: 4096,
         engines: vec![SimConfig {
-            delay_max: 100_000_000,
+            moments: Moments::new(stall),
             ..SimConfig::new(3, 1)
         }],
-    }
+    };
+    (simulation, end)
 }
 
 #[test]
 fn cancel_wakes_waiting_caller() {
-    let (mut stream, watched) = stalled().stream();
+    let (simulation, end) = stalled();
+    let (mut stream, watched) = simulation.stream();
     let canceller = stream.canceller();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -295,11 +308,13 @@ fn cancel_wakes_waiting_caller() {
         1,
         "dropping does not wait for storage that hangs"
     );
+    drop(end);
 }
 
 #[test]
 fn wait_ends_after_its_timeout() {
-    let (mut stream, watched) = stalled().stream();
+    let (simulation, end) = stalled();
+    let (mut stream, watched) = simulation.stream();
     assert!(matches!(stream.try_next(), Poll::Pending));
     let wait = Duration::from_millis(20);
     let started = Instant::now();
@@ -307,6 +322,7 @@ fn wait_ends_after_its_timeout() {
     assert!(started.elapsed() >= wait);
     drop(stream);
     drop(watched);
+    drop(end);
 }
 
 /// Receives a few of many tensors, after increasing pauses, until the error. The budget thus keeps
