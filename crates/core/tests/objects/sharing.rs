@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use tload::ranks::finish_serving;
 use tload::report::GroupReport;
-use tload::{Checkpoint, Indices, Loader, Location, Report, Result, Slice, Tensor};
+use tload::{
+    Checkpoint, Indices, LoadOptions, Loader, Location, Order, Report, Result, Slice, Tensor,
+};
 use tload_testbed::FaultyServer;
 use tload_testing::ranks_as_threads;
 
-use crate::fixtures::{assert_same, even, folder, in_file_order, load_local, mixed};
+use crate::fixtures::{assert_same, even, folder, load_local, mixed, options};
 use crate::sites::s3_options;
 
 type Loaded = (Vec<Tensor>, Report);
@@ -58,6 +60,14 @@ fn assert_sent_once(sent: u64, loaded: &[Loaded]) {
     );
 }
 
+/// Returns options for loads whose bytes are counted: those of a hedged request are sent twice.
+fn unhedged() -> LoadOptions {
+    options(|it| {
+        it.order = Order::File;
+        it.hedge = Some(false);
+    })
+}
+
 /// Puts a checkpoint of two files into the store and into a folder.
 fn put(server: &FaultyServer) -> tempfile::TempDir {
     let folder = folder();
@@ -76,7 +86,7 @@ fn ranks_that_want_everything_request_it_once() {
     let folder = put(&server);
     let wanted = load_local(folder.path());
     for size in [2, 8] {
-        let everything = |_, loader: Loader| loader.options(in_file_order());
+        let everything = |_, loader: Loader| loader.options(unhedged());
         let (loaded, sent) = load_all(&server, size, everything);
         for (tensors, _) in &loaded {
             assert_same(tensors, &wanted);
@@ -92,7 +102,7 @@ fn ranks_request_rows_of_their_own_once() {
     let wanted = load_local(folder.path());
     let slice = |rank: usize| Slice::new([Indices::from(rank << 20..(rank + 1) << 20)]);
     let slices = |rank: usize| (0..8).map(move |index| (format!("b{index}"), slice(rank)));
-    let rows = |rank: usize, loader: Loader| loader.slices(slices(rank));
+    let rows = |rank: usize, loader: Loader| loader.options(unhedged()).slices(slices(rank));
     let (loaded, sent) = load_all(&server, 4, rows);
     for (rank, (tensors, report)) in loaded.iter().enumerate() {
         assert_eq!(tensors.len(), wanted.len());
