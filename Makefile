@@ -26,7 +26,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # All recipes share one cargo target directory, and the summaries of test runners come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser docs-version help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-engines test-in-vllm test-in-sglang test-in-transformers engines-wheel test-suites wheels command crates release-check image deploy-sources
+.PHONY: build test check test-rust test-loom bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser docs-version help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-engines test-in-vllm test-in-sglang test-in-transformers engines-wheel test-suites wheels command crates release-check image deploy-sources
 
 ##@ Everyday
 
@@ -38,20 +38,17 @@ help: ## list the targets
 
 # Tests in Rust and in Python run at the same time: many of them wait, and some use one core.
 test: wheel cuda-stub ## build the wheel and run all tests
-	tools/beside '$(MAKE) --no-print-directory test-rust' '$(PYTEST)'
+	tools/beside '$(MAKE) --no-print-directory test-rust' '$(PYTEST) && $(MAKE) --no-print-directory test-loom'
 
-# Crates whose features select code of their own, and those features and sets that `check` covers
-# without cargo-hack: none, the default, all. The crates above them always have object stores.
+# Crates whose features select code of their own. The crates above them always have object stores.
 FEATURED := --package tload --package tload-store
-BUILT_ABOVE := --exclude-features default,aws-config,testing --exclude-no-default-features --exclude-all-features
 
-# Covers the default features, none, everything with its tests, and single features.
+# Covers the default features, none, and everything with its tests; `powerset` covers the others.
 check: check-texts bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy $(FEATURED) --no-default-features -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,env RUSTFLAGS="--cfg loom" cargo clippy --target-dir target/loom $(LOOM) -- -D warnings)
-	$(call if_installed,cargo-hack,cargo hack --version,cargo hack clippy $(FEATURED) --each-feature $(BUILT_ABOVE) -- -D warnings)
 	tools/same-features $(TESTED)
 	@if cargo tree --package tload --edges normal | grep -E '(tokio|rustls|hyper|reqwest|aws-lc-sys) v'; then \
 		echo 'make: without the features `object` and `tokio-uring` these must not be in the tree' >&2; exit 1; fi
@@ -87,6 +84,9 @@ export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))
 
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test --no-fail-fast $(TESTED) -- --show-output
+
+# `make test` runs these after the Python tests, which take less time than the others in Rust.
+test-loom: ## run the tests of interleavings
 	tools/no-secrets $(TEST_LOOM) -- --show-output
 
 # Runs as a test of the same packages with the same features, so that nothing is rebuilt; `cargo
@@ -367,9 +367,10 @@ MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
 msrv: ## type-check with the oldest supported compiler
 	$(call if_installed,rustup,rustup --version,rustup run --install $(MSRV) cargo check --workspace --all-features --target-dir target/msrv)
 
-# Builds without object stores also say so.
-powerset: ## type-check all pairs of features
+# Builds without object stores also say so. Each crate is published, so each compiles by itself.
+powerset: ## type-check crates by themselves, single features and all pairs
 	cargo test --package tload-checkpoint --no-default-features --test no_objects
+	$(call if_installed,cargo-hack,cargo hack --version,cargo hack check --workspace --ignore-private)
 	$(call if_installed,cargo-hack,cargo hack --version,cargo hack check $(FEATURED) --feature-powerset --depth 2)
 
 ##@ Soundness
