@@ -105,11 +105,16 @@ impl Key {
     /// [`ErrorKind::PermissionDenied`] if it is another key; [`ErrorKind::InvalidRequest`] if its
     /// text is no key; those of reading it.
     pub(crate) fn main_key(&self, wrapped: Option<&str>) -> Result<MainKey> {
-        let text = to_text(self.bytes()?)?;
+        // Names the file of a text that is no key.
+        let of_key = |error: Error| match &*self.0 {
+            Origin::File(path) => error.or_location(path.display()),
+            Origin::Text(_) | Origin::Command(_) | Origin::Function(_) => error,
+        };
+        let text = to_text(self.bytes()?).map_err(of_key)?;
         if text.trim_start().starts_with('{') {
-            return MainKey::from_keyset(text.trim());
+            return MainKey::from_keyset(text.trim()).map_err(of_key);
         }
-        let identities = identities(&text)?;
+        let identities = identities(&text).map_err(of_key)?;
         let Some(wrapped) = wrapped else {
             return Err(wrong_key(
                 "the checkpoint is not sealed to recipients, only with a keyset",

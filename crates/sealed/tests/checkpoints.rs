@@ -260,6 +260,15 @@ fn wrong_keys_and_formats_are_told_apart() {
         assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
         assert!(!format!("{error:?}").to_lowercase().contains("secret words"));
     }
+    let no_keys: [&[u8]; 3] = [b"AGE-SECRET-KEY-1SECRET", b"{\"secret\": 1}", &[0xff; 9]];
+    for bytes in no_keys {
+        let path = site.path("no-key");
+        fs::write(&path, bytes).expect("writes");
+        let error = site.fails("sealed", &Key::from_file(&path));
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+        let location = error.location().expect("names the key's file");
+        assert!(location.ends_with("no-key"), "{error}");
+    }
     let failing = Key::from_command("echo secret; exit 3");
     says(
         "sealed",
