@@ -108,22 +108,11 @@ fn check_files(bench: &on_files::Bench, rows: Vec<on_files::FileFault>) {
 
 #[test]
 fn object_faults_end_as_tabled() {
-    let _alone = alone();
-    // Opens what the process opens once.
-    on_objects::warm_up();
-    let mut findings = Findings::default();
-    for fault in on_objects::rows() {
-        let start = on_objects::Bench::start;
-        findings.check(&fault.row, Via::Object, || fault.run(start));
-    }
-    findings.assert_none();
+    check_objects(on_objects::rows(), on_objects::Bench::start);
 }
 
 #[test]
 fn faults_of_sealed_objects_end_as_tabled() {
-    let _alone = alone();
-    on_objects::warm_up();
-    let mut findings = Findings::default();
     let rows: Vec<_> = on_objects::rows()
         .into_iter()
         .filter_map(on_objects::ObjectFault::when_sealed)
@@ -133,8 +122,15 @@ fn faults_of_sealed_objects_end_as_tabled() {
         "{} rows are left",
         rows.len()
     );
+    check_objects(rows, on_objects::Bench::sealed);
+}
+
+fn check_objects(rows: Vec<on_objects::ObjectFault>, start: fn() -> on_objects::Bench) {
+    let _alone = alone();
+    // Opens what the process opens once.
+    on_objects::warm_up();
+    let mut findings = Findings::default();
     for fault in rows {
-        let start = on_objects::Bench::sealed;
         findings.check(&fault.row, Via::Object, || fault.run(start));
     }
     findings.assert_none();
