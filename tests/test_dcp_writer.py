@@ -204,9 +204,9 @@ import os, signal, sys
 import torch
 import torch.distributed.checkpoint as dcp
 import tload.dcp
-from tload._files import dcp_writer
+from tload._dcp import writer
 
-dcp_writer._publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+writer._publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 dcp.save({"a": torch.ones(3)}, storage_writer=tload.dcp.StorageWriter(sys.argv[1]))
 """
 """A save that is killed when all files are written."""

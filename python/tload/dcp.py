@@ -13,23 +13,17 @@ each rank has, to disks and object stores.
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import math
-import operator
 import os
-import sys
 import uuid
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     StorageMeta,
@@ -38,47 +32,39 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
-from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
-from tload._checkpoint.checkpoint import Checkpoint
-from tload._checkpoint.opening import open, open_for  # noqa: A004
-from tload._errors import Error, FormatError, InvalidRequestError, PeerError, UnsupportedError, advise
-from tload._files.dcp_writer import SHARDING_INFO, WRITE, StorageWriter, listed
+from tload._dcp.opening import Origin, folder_of, is_of_a_rank
+from tload._dcp.saved import Saved, box_of, chunk, dtype_of, index_in, kind, saved_offsets, show_kind, whole
+from tload._dcp.writer import StorageWriter
+from tload._errors import FormatError, InvalidRequestError, advise
 from tload._load import read_one
 from tload._load.into import load_into
 from tload._load.load import require_files
 from tload._options.keywords import OptionKeywords
 from tload._options.load_options import resolve
 from tload._options.store_options import take, takes_keywords
-from tload._ranks.group import Group, raw_group
+from tload._ranks.group import Group
 from tload._sources.opened import show
-from tload._sources.origin import Opening
-from tload._tensors import index_boxes, torch_tensors
+from tload._tensors import index_boxes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import FrameType
     from typing import Unpack
 
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
+    from tload._checkpoint.checkpoint import Checkpoint
     from tload._options.keywords import StoreKeywords
     from tload._options.load_options import Options
-    from tload._sources.entries import TensorInfo
     from tload._tensors.index_boxes import Box
     from tload.typing import Source, Store
 
 __all__ = ["StorageReader", "StorageWriter"]
 
-_logger = logging.getLogger(__name__)
-
 FAULTS_SHOWN = 20
 """Maximum number of tensors, or files, that an error names."""
-
-LENGTH_MAX = (1 << 63) - 1
-"""Largest dimension that torch accepts."""
 
 GAPS_SHOWN = 4
 """Maximum number of gaps of one tensor that an error names."""
@@ -95,23 +81,11 @@ QUANTIZED = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8",
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Saved:
-    """A box of a tensor that is stored in a file."""
-
-    checkpoint: int
-    """Position of the file's checkpoint in `StorageReader._checkpoints`."""
-    file: str
-    """Name of the file, without its directory."""
-    info: TensorInfo
-    box: Box
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Request:
     """A box to read, with its destination."""
 
     item: ReadItem
-    saved: _Saved
+    saved: Saved
     box: Box
     target: torch.Tensor
 
@@ -121,7 +95,7 @@ class _Request:
 
     @property
     def index(self) -> tuple[slice, ...]:
-        return _index(self.saved, self.box)
+        return index_in(self.saved, self.box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +160,8 @@ class StorageReader(_StorageReader):
         self._options = options
         self._process_group = process_group
         self._checkpoints: list[Checkpoint] = []
-        self._saved: dict[str, list[_Saved]] = {}
-        self._places: dict[MetadataIndex, list[_Saved]] = {}
+        self._saved: dict[str, list[Saved]] = {}
+        self._places: dict[MetadataIndex, list[Saved]] = {}
         self._overlapping: set[str] = set()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -214,26 +188,26 @@ class StorageReader(_StorageReader):
             UnsupportedError: torch lacks the dtype of a tensor.
         """
         self._close()
-        self._checkpoints = list(self._open())
+        self._checkpoints = list(self._origin().checkpoints())
         for checkpoint in self._checkpoints:
             require_files(checkpoint, self._options)
         self._refuse_unlisted()
         for position, checkpoint in enumerate(self._checkpoints):
-            offsets = [_saved_offsets(shard.location, shard.metadata) for shard in checkpoint.shards]
+            offsets = [saved_offsets(shard.location, shard.metadata) for shard in checkpoint.shards]
             for info in checkpoint.values():
                 location = checkpoint.shards[info.shard].location
-                box = _box(info, location, offsets[info.shard])
-                saved = _Saved(position, PurePath(location).name, info, box)
+                box = box_of(info, location, offsets[info.shard])
+                saved = Saved(position, PurePath(location).name, info, box)
                 self._saved.setdefault(info.name, []).append(saved)
-                self._places.setdefault(MetadataIndex(info.name, _chunk(saved.box).offsets), []).append(saved)
+                self._places.setdefault(MetadataIndex(info.name, chunk(saved.box).offsets), []).append(saved)
         self._refuse_incomplete()
         tensors: dict[str, Any] = {}
         for name, found in self._saved.items():
             # torch would plan empty reads for ranks without elements, and would read equal boxes
             # twice.
             boxes = dict.fromkeys(one.box for one in found if index_boxes.size(one.box)) or {found[0].box: None}
-            properties = TensorProperties(dtype=_dtype(found[0].info))
-            tensors[name] = TensorStorageMetadata(properties, torch.Size(_whole(found)), list(map(_chunk, boxes)))
+            properties = TensorProperties(dtype=dtype_of(found[0].info))
+            tensors[name] = TensorStorageMetadata(properties, torch.Size(whole(found)), list(map(chunk, boxes)))
         return Metadata(tensors, storage_meta=StorageMeta(load_id=str(uuid.uuid4())))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any) -> None:  # noqa: FBT001  # torch's
@@ -321,7 +295,7 @@ class StorageReader(_StorageReader):
         saved, box = self._find(item)
         return _Request(item, saved, box, planner.resolve_tensor(item).detach())
 
-    def _find(self, item: ReadItem) -> tuple[_Saved, Box]:
+    def _find(self, item: ReadItem) -> tuple[Saved, Box]:
         """Return the file's tensor that has an item of a plan, and the item's box."""
         name = item.storage_index.fqn
         starts = list(map(sum, zip(item.storage_index.offset or (), item.storage_offsets, strict=True)))
@@ -343,7 +317,7 @@ class StorageReader(_StorageReader):
             if other is saved or not index_boxes.meet(request.box, other.box):
                 continue
             both = index_boxes.shared(request.box, other.box)
-            for box in index_boxes.slabs(both, COMPARED_BYTES // _dtype(saved.info).itemsize):
+            for box in index_boxes.slabs(both, COMPARED_BYTES // dtype_of(saved.info).itemsize):
                 mine, its = (self._copy(one, box).reshape(-1).view(torch.uint8) for one in (saved, other))
                 if not torch.equal(mine, its):
                     files = f"{saved.file} and {other.file}"
@@ -351,8 +325,8 @@ class StorageReader(_StorageReader):
                     hint = "remove the files of the earlier save, or save into an empty directory"
                     raise advise(FormatError, message, hint, tensor=name)
 
-    def _copy(self, saved: _Saved, box: Box) -> torch.Tensor:
-        checkpoint, index = self._checkpoints[saved.checkpoint], _index(saved, box)
+    def _copy(self, saved: Saved, box: Box) -> torch.Tensor:
+        checkpoint, index = self._checkpoints[saved.checkpoint], index_in(saved, box)
         tensor: torch.Tensor = read_one.read(checkpoint, saved.info.name, index, "torch", "cpu", options=self._options)
         return tensor
 
@@ -379,10 +353,10 @@ class StorageReader(_StorageReader):
             scale = next((name + suffix for suffix in SCALES if name + suffix in unread), None)
             if tuple(target.shape) != tuple(request.item.lengths):
                 faults[name] = f"{name!r} is {tuple(target.shape)}, but {tuple(request.item.lengths)} is to be read"
-            elif target.dtype != _dtype(info) and not self._cast:
-                faults[name] = f"{name!r} is {target.dtype}, but {_dtype(info)} in the checkpoint"
+            elif target.dtype != dtype_of(info) and not self._cast:
+                faults[name] = f"{name!r} is {target.dtype}, but {dtype_of(info)} in the checkpoint"
                 hint = "leave out cast=False to convert dtypes, or make the tensors match the checkpoint"
-            elif target.dtype != _dtype(info) and info.dtype in QUANTIZED and scale is not None:
+            elif target.dtype != dtype_of(info) and info.dtype in QUANTIZED and scale is not None:
                 faults[name] = f"{name!r} is quantized: its values are those in the checkpoint times {scale!r}"
                 hint = "use torch's QuantizedHuggingFaceStorageReader, or load both as they are"
             elif info.dtype == "F4" and not request.is_whole:
@@ -396,12 +370,12 @@ class StorageReader(_StorageReader):
 
         Such files come from two saves.
         """
-        folder = _folder(self._source)
+        folder = folder_of(self._source)
         if folder is None:
             return
         known = {Path(shard.location).resolve() for checkpoint in self._checkpoints for shard in checkpoint.shards}
         beside = (file for file in sorted(folder.glob("*.safetensors")) if file.resolve() not in known)
-        unlisted = [file.name for file in beside if _is_of_a_rank(file)]
+        unlisted = [file.name for file in beside if is_of_a_rank(file)]
         if unlisted:
             message = f"{show(self._source)}: the index does not list {_list(unlisted, ', ')}, which ranks wrote"
             raise advise(FormatError, message, "remove the index or these files: they come from different saves")
@@ -411,12 +385,12 @@ class StorageReader(_StorageReader):
         faults: dict[str, str] = {}
         for name, found in self._saved.items():
             its = found[0]
-            other = next((one for one in found if _kind(one.info) != _kind(its.info)), None)
+            other = next((one for one in found if kind(one.info) != kind(its.info)), None)
             if other is not None:
-                kinds = " and ".join(f"{_show_kind(one.info)} in {one.file}" for one in (its, other))
+                kinds = " and ".join(f"{show_kind(one.info)} in {one.file}" for one in (its, other))
                 faults[name] = f"{name!r} is {kinds}"
                 continue
-            shape, solid = _whole(found), [one.box for one in found if index_boxes.size(one.box)]
+            shape, solid = whole(found), [one.box for one in found if index_boxes.size(one.box)]
             if next(index_boxes.overlaps(solid), None) is not None:
                 self._overlapping.add(name)
             elif sum(map(index_boxes.size, solid)) == math.prod(shape):
@@ -430,53 +404,8 @@ class StorageReader(_StorageReader):
             hint = "the files of all ranks of one save, and no others, have to be there"
             raise advise(FormatError, message, hint, tensor=next(iter(faults)))
 
-    def _open(self) -> Iterator[Checkpoint]:
-        if isinstance(self._source, Checkpoint):
-            yield self._source
-            return
-        is_url = isinstance(self._source, str) and "://" in self._source
-        try:
-            opened = self._open_source()
-            if not is_url or not any(WRITE in shard.metadata for shard in opened.shards):
-                yield opened
-                return
-            opened.close()
-        except FormatError:
-            # Ranks that have boxes of one tensor: their files do not form a checkpoint, but each is
-            # one.
-            files = self._listed(is_complete=False) if is_url else _files_of_ranks(self._source)
-            if not files:
-                raise
-        else:
-            files = self._listed(is_complete=True)
-        for file in files:
-            yield open_for(file, self._store if is_url else None, self._options, follow_symlinks=None)
-
-    def _listed(self, *, is_complete: bool) -> list[str]:
-        """Return the files of a save of ranks to a store; an empty list if it may be anything else.
-
-        Raises:
-            FormatError: The save has not been completed.
-        """
-        source: Any = self._source
-        files = listed(source, self._store)
-        if files is None and is_complete:
-            message = f"{show(source)}: the save that wrote these files has not been completed"
-            raise advise(FormatError, message, "save again, to another prefix")
-        return files or []
-
-    def _open_source(self) -> Checkpoint:
-        """Open the source together with the other ranks of the load, or alone if some of them do not come."""
-        open_it = partial(open_for, self._source, self._store, self._options, follow_symlinks=self._follow_symlinks)
-        options = resolve(self._options, OptionKeywords())
-        group = None if options.share == "none" else _group_of_load()
-        if group is not None:
-            with group:
-                try:
-                    return open_it(opening=Opening.of(raw_group(group), options))
-                except PeerError as error:
-                    _logger.warning("tload opens %s on every rank: %s", show(self._source), error)
-        return open_it()
+    def _origin(self) -> Origin:
+        return Origin(self._source, self._store, self._options, self._follow_symlinks)
 
     def _close(self) -> None:
         for checkpoint in self._checkpoints:
@@ -486,117 +415,11 @@ class StorageReader(_StorageReader):
         self._saved, self._places, self._overlapping = {}, {}, set()
 
 
-def _group_of_load() -> Group | None:
-    """Make a group of the ranks of the `torch.distributed.checkpoint.load` that calls this function.
-
-    torch tells no storage reader before the plans which ranks load, and others would be waited for
-    in vain. Returns `None` if there are none, or if this is not such a load.
-    """
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001  # in every Python that the wheel is for
-    while frame is not None:
-        ranks = frame.f_locals.get("self") if frame.f_code.co_name == "reduce_scatter" else None
-        if isinstance(ranks, _DistWrapper):
-            if not ranks.use_dist or ranks.get_world_size() == 1:
-                return None
-            try:
-                return Group.torch(ranks.group)
-            except InvalidRequestError:
-                return None  # Process groups of some backends have no store.
-        frame = frame.f_back
-    return None
-
-
-def _files_of_ranks(source: Source) -> list[Path]:
-    """Return the files of a local directory if each was written by one rank, else an empty list."""
-    folder = _folder(source)
-    files = sorted(folder.glob("*.safetensors")) if folder else []
-    return files if all(map(_is_of_a_rank, files)) else []
-
-
-def _folder(source: Source) -> Path | None:
-    is_one = isinstance(source, (str, os.PathLike)) and Path(source).is_dir()
-    return Path(source) if is_one else None  # type: ignore[arg-type]
-
-
-def _is_of_a_rank(file: Path) -> bool:
-    # Other entries are not files of a rank: a directory, a dangling link.
-    try:
-        with open(file) as checkpoint:
-            return SHARDING_INFO in checkpoint.metadata
-    except Error:
-        return False
-
-
-def _saved_offsets(location: str, metadata: dict[str, str]) -> dict[str, list[int]] | None:
-    """Return the starts of a file's boxes in their tensors, if the file has them."""
-    text = metadata.get(SHARDING_INFO)
-    if text is None:
-        return None
-    try:
-        return {name: list(map(operator.index, said["saved_offsets"])) for name, said in json.loads(text).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        message = f"{location}: {SHARDING_INFO} of the metadata is not what torch writes ({error!r})"
-        raise FormatError(message, location=location) from error
-
-
-def _box(info: TensorInfo, location: str, offsets: dict[str, list[int]] | None) -> Box:
-    """Return the box of a file's tensor in the whole tensor."""
-    shape = _shape(info)
-    start = [0] * len(shape) if offsets is None else offsets.get(info.name, [])
-    if len(start) != len(shape) or not all(
-        0 <= low <= LENGTH_MAX - length for low, length in zip(start, shape, strict=True)
-    ):
-        message = f"{location}: {SHARDING_INFO} says that {info.name!r} begins at {start}, and it has the shape {shape}"
-        raise FormatError(message, location=location, tensor=info.name)
-    return tuple((low, low + length) for low, length in zip(start, shape, strict=True))
-
-
-def _whole(found: list[_Saved]) -> tuple[int, ...]:
-    """Return the shape of a tensor.
-
-    Each rank knows only its own box; all boxes together give the shape.
-    """
-    return tuple(max(end for _, end in bounds) for bounds in zip(*(one.box for one in found), strict=True))
-
-
-def _chunk(box: Box) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(torch.Size(low for low, _ in box), torch.Size(high - low for low, high in box))
-
-
-def _index(saved: _Saved, box: Box) -> tuple[slice, ...]:
-    """Return the index of a box in a file's tensor."""
-    index = [slice(low - start, high - start) for (low, high), (start, _) in zip(box, saved.box, strict=True)]
-    if saved.info.dtype == "F4":
-        index[-1] = slice(2 * index[-1].start, 2 * index[-1].stop)
-    return tuple(index)
-
-
-def _kind(info: TensorInfo) -> tuple[str, int]:
-    return info.dtype, len(info.shape)
-
-
-def _show_kind(info: TensorInfo) -> str:
-    return f"{info.dtype} with {len(info.shape)} dimensions"
-
-
 def _list(texts: Iterable[str], separator: str) -> str:
     """Join the first few texts, as many as an error names."""
     texts = list(texts)
     more = [f"and {len(texts) - FAULTS_SHOWN} more"] if len(texts) > FAULTS_SHOWN else []
     return separator.join(texts[:FAULTS_SHOWN] + more)
-
-
-def _shape(info: TensorInfo) -> tuple[int, ...]:
-    # torch packs two 4-bit floats into one element.
-    return (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" else info.shape
-
-
-def _dtype(info: TensorInfo) -> torch.dtype:
-    dtype = getattr(torch, torch_tensors.DTYPES.get(info.dtype, ""), None)
-    if not isinstance(dtype, torch.dtype):
-        message = f"{info.name!r} has the dtype {info.dtype}, and torch {torch.__version__} has no such dtype"
-        raise UnsupportedError(message, tensor=info.name)
-    return dtype
 
 
 def _add(request: _Request, batches: list[dict[str, _Request]]) -> None:
