@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tload_base::error::{Error, ErrorKind, Result};
+use tload_base::sync::threads::Builder;
 
 /// Interval between checks whether the process must be stopped.
 const LOOK: Duration = Duration::from_millis(20);
@@ -77,7 +78,7 @@ impl Process {
             is_reaped: false,
         };
         let spawn = |name: &str, task: Box<dyn FnOnce() + Send>| {
-            let thread = thread::Builder::new().name(name.to_owned());
+            let thread = Builder::new().name(name.to_owned());
             thread.spawn(task).map(drop).map_err(failed)
         };
         if let Some(stdout) = stdout {

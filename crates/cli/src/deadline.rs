@@ -5,10 +5,10 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use tload::{Error, ErrorKind, Result};
+use tload_base::sync::threads::Builder;
 
 use crate::interrupt::Interrupt;
 
@@ -54,22 +54,18 @@ impl Watch<'_> {
         let (give, given) = channel();
         let over = Arc::<AtomicBool>::default();
         let end = self.interrupt.task_end(&over);
-        let started = thread::Builder::new()
-            .name("tload-task".to_owned())
-            .spawn(move || {
-                let (_open, _end) = (open, end);
-                let task: Box<dyn FnOnce() -> Result<T> + Send> =
-                    given.recv().expect("given below, when it has started");
-                task()
-            });
+        let started = Builder::new().name("tload-task".to_owned()).spawn(move || {
+            let (_open, _end) = (open, end);
+            let task: Box<dyn FnOnce() -> Result<T> + Send> =
+                given.recv().expect("given below, when it has started");
+            task()
+        });
         let thread = match (started, self.timeout) {
             (Ok(thread), _) => thread,
             // No thread is left: run the task here. A signal still ends the process.
             (Err(_), None) => return task(),
             (Err(error), Some(_)) => {
-                return Err(Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-                    .with_hint("raise the limit of processes (ulimit -u)")
-                    .with_source(error));
+                return Err(Error::cannot_start_thread(error));
             }
         };
         // The thread waits for the task, so this cannot fail.

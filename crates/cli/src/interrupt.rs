@@ -27,6 +27,7 @@ use std::time::Duration;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tload::{Canceller, Error, ErrorKind, Result};
+use tload_base::sync::threads::Builder;
 
 use crate::exit;
 use crate::output::answer::Answer;
@@ -79,7 +80,7 @@ impl Interrupt {
         let mut interrupt = Self::unattached(answer);
         let shared = Arc::clone(&interrupt.shared);
         let (give, given) = channel::<Signals>();
-        let listener = thread::Builder::new()
+        let listener = Builder::new()
             .name("tload-signals".to_owned())
             .spawn(move || {
                 if let Ok(mut signals) = given.recv() {
@@ -122,7 +123,7 @@ impl Interrupt {
             command.map(|command| command(self))
         };
         let done = thread::scope(|scope| {
-            let thread = thread::Builder::new()
+            let thread = Builder::new()
                 .name("tload-command".to_owned())
                 .spawn_scoped(scope, run);
             match thread {
@@ -294,9 +295,7 @@ fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
             exit_at_once(status);
         }
     };
-    let waits = thread::Builder::new()
-        .name("tload-grace".to_owned())
-        .spawn(wait);
+    let waits = Builder::new().name("tload-grace".to_owned()).spawn(wait);
     if waits.is_ok() && signals.next().is_some() {
         shared.hurry();
     }
@@ -322,7 +321,7 @@ fn give_up(shared: Arc<Shared>, left: Vec<PathBuf>, status: u8) {
         shared.answer.finish();
         drop(done);
     };
-    if thread::Builder::new().spawn(task).is_ok() {
+    if Builder::new().spawn(task).is_ok() {
         // Returns when `done` is dropped, or after the time limit.
         let _ = is_done.recv_timeout(REMOVAL);
     }

@@ -20,6 +20,7 @@ use rustix::param::page_size;
 use super::miri_alloc::{map, unmap};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::address_space::require;
+use crate::sync::threads::Builder;
 
 /// Alignment and minimum size of mappings that request huge pages: reading 4 GiB into fresh memory
 /// took 1.24 CPU seconds with 4 KiB pages and 0.55 with huge ones (measured 2026-11; x86-64 and 4
@@ -139,7 +140,7 @@ impl Mapping {
         std::thread::scope(|scope| {
             for from in (step..self.len).step_by(step) {
                 let here = move || populate_from(from);
-                let thread = std::thread::Builder::new().spawn_scoped(scope, here);
+                let thread = Builder::new().spawn_scoped(scope, here);
                 if thread.is_err() {
                     // The system refused another thread.
                     populate_from(from);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,6 +11,7 @@ use rustix::stdio::{stdin, stdout};
 use tload::cache::finish_caching;
 use tload::internal::format_bytes;
 use tload::{Error, ErrorKind, Location, OpenOptions, Report, Result};
+use tload_base::sync::threads::Builder;
 
 use crate::meeting;
 use crate::memory::Memory;
@@ -59,7 +60,7 @@ pub fn read_ahead(location: &Location, options: OpenOptions) -> Result<Option<St
     // Where bytes go is known by the location: a store's go to the disk of the cache.
     let fills_memory = location.as_path().is_some();
     let progress = Arc::<Progress>::default();
-    let reading = start(location, options, &progress);
+    let reading = start(location, options, &progress)?;
     let mut stop = None;
     let mut deadline = None;
     while !reading.is_finished() {
@@ -115,12 +116,13 @@ fn start(
     location: &Location,
     options: OpenOptions,
     progress: &Arc<Progress>,
-) -> JoinHandle<Result<Report>> {
+) -> Result<JoinHandle<Result<Report>>> {
     let (location, progress) = (location.clone(), Arc::clone(progress));
-    thread::spawn(move || {
+    let reading = Builder::new().spawn(move || {
         priority::lower();
         read(&location, options, &progress)
-    })
+    });
+    reading.map_err(Error::cannot_start_thread)
 }
 
 /// Waits for an event, for a while. Returns whether the command has ended, and whether a load has

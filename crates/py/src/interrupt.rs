@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tload::{Error, ErrorKind};
+use tload_base::sync::threads::Builder;
 use tload_pymemory::error;
 
 use crate::events;
@@ -64,18 +64,13 @@ impl<T: Send + 'static> Running<T> {
         let caller = Caller(Arc::new(move |call| {
             caller.send(Message::Call(call)).is_ok()
         }));
-        thread::Builder::new()
+        Builder::new()
             .name("tload-call".to_owned())
             .spawn(move || {
                 // The receiver may be gone.
                 drop(give.send(Message::Ended(work(caller))));
             })
-            .map_err(|cause| {
-                let failed = Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-                    .with_hint("raise the limit of processes (ulimit -u)")
-                    .with_source(cause);
-                error::exception(py, &failed)
-            })?;
+            .map_err(|cause| error::exception(py, &Error::cannot_start_thread(cause)))?;
         Ok(Self { messages })
     }
 

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use tload::internal::storage::{FileSource, Source};
 use tload::{Checkpoint, Error, Result};
+use tload_base::sync::threads::Builder;
 use tload_pymemory::error::exception;
 
 /// Longest read.
@@ -169,7 +170,7 @@ impl Reads {
         let work = || unsafe { self.work(began, longest) };
         thread::scope(|scope| {
             for _ in 1..threads.min(THREADS_MAX).min(left) {
-                let thread = thread::Builder::new().name("tload-scatter".to_owned());
+                let thread = Builder::new().name("tload-scatter".to_owned());
                 // Without it, the others do its work.
                 let _ = thread.spawn_scoped(scope, work);
             }

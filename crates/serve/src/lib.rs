@@ -40,11 +40,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
+use tload_base::sync::threads::Builder;
 
 use self::answer::{Served, Site};
 use self::connection::Connection;
@@ -214,7 +214,7 @@ impl Server {
             .accepted
             .fetch_add(1, Ordering::Relaxed);
         let service = Arc::clone(&self.service);
-        let thread = thread::Builder::new()
+        let thread = Builder::new()
             .name("tload-serve".to_owned())
             .spawn(move || service.serve(stream, &admission));
         if let Err(error) = thread {
@@ -273,6 +273,7 @@ const HINTS: [(io::ErrorKind, &str); 4] = [
 mod tests {
     use std::io::{Read, Write};
     use std::sync::mpsc::{self, RecvTimeoutError};
+    use std::thread;
 
     use super::*;
 

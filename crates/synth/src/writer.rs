@@ -12,6 +12,7 @@ use std::thread;
 use serde_json::{Value, json};
 use tload::internal::{format_bytes, probe};
 use tload::{Error, ErrorKind, Result};
+use tload_base::sync::threads::Builder;
 
 use super::random::Numbers;
 use super::safetensors::Layout;
@@ -141,7 +142,7 @@ impl<'a> Writing<'a> {
         let writers = self.synth.shards.len().min(cores).min(WRITERS_MAX);
         thread::scope(|scope| {
             // This thread is one of them, so all is written even if no other can be started.
-            let start = |_| thread::Builder::new().spawn_scoped(scope, write_some).ok();
+            let start = |_| Builder::new().spawn_scoped(scope, write_some).ok();
             let others: Vec<_> = (1..writers).filter_map(start).collect();
             let own = write_some();
             let outcomes = others

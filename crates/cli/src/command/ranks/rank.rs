@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::task::Poll;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -16,6 +15,7 @@ use tload::{
     Error, ErrorKind, Group, LoadOptions, Loader, LocalGroup, Report, Result, Share, Tensor,
     TensorStream,
 };
+use tload_base::sync::threads::Builder;
 
 use super::super::open::open_with;
 use super::messages::{Answer, Failed, Finished, Job, Loaded, REPORT, Seat};
@@ -186,11 +186,7 @@ impl Lines {
             }
         };
         // Without this thread there is no job, and the process ends.
-        drop(
-            thread::Builder::new()
-                .name("tload-lines".to_owned())
-                .spawn(read),
-        );
+        drop(Builder::new().name("tload-lines".to_owned()).spawn(read));
         Self { received, is_done }
     }
 

@@ -7,10 +7,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use tload::{Error, ErrorKind, Result};
+use tload_base::sync::threads::Builder;
 
 use super::RANK;
 use super::failures::{Failure, first};
@@ -312,12 +312,6 @@ fn read(output: Option<ChildStdout>, rank: usize, events: Sender<(usize, Event)>
         // If nothing receives it, the load is over.
         drop(events.send((rank, Event::Ended)));
     };
-    let thread = thread::Builder::new()
-        .name("tload-rank".to_owned())
-        .spawn(task);
-    thread.map(drop).map_err(|error| {
-        Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-            .with_hint("raise the limit of processes (ulimit -u)")
-            .with_source(error)
-    })
+    let thread = Builder::new().name("tload-rank".to_owned()).spawn(task);
+    thread.map(drop).map_err(Error::cannot_start_thread)
 }
