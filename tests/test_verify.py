@@ -144,6 +144,35 @@ def test_equal_notes_are_one_line(folder: Path) -> None:
     assert f" and {len(report.files) - 1} more files: " in notes[0]
 
 
+def test_manifest_is_written_to_the_store(s3: servers.S3, folder: Path) -> None:
+    url = s3.put_folder("models", "verified", folder)
+    elsewhere = "s3://models/manifests/it.json"
+    keywords: Any = {"store": s3.store}
+    for write, written in ((True, f"{url}/{MANIFEST}"), (elsewhere, elsewhere)):
+        report = tload.verify(url, write=write, **keywords)
+        report.check()
+        assert report.written == written
+        assert f"wrote {written}" in str(report)
+        report = tload.verify(url, manifest=written, **keywords)
+        assert {file.outcome for file in report.files} == {"matches"}
+        with pytest.raises(tload.InvalidRequestError, match="already exists"):
+            tload.verify(url, write=write, **keywords)
+    shard = min(path.name for path in folder.glob("*.safetensors"))
+    flip(folder / shard, -1)
+    s3.put("models", f"verified/{shard}", (folder / shard).read_bytes())
+    # The manifest shows the difference, and none is written; one that is replaced is not compared
+    # with.
+    report = tload.verify(url, write=elsewhere, force=True, **keywords)
+    assert not report
+    assert report.written is None
+    tload.verify(url, write=True, force=True, **keywords).check()
+    tload.verify(url, **keywords).check()
+    with pytest.raises(tload.CorruptError):
+        tload.verify(url, manifest=elsewhere, **keywords).check()
+    with pytest.raises(tload.UnsupportedError, match="no manifest can be written to"):
+        tload.verify(folder, write="http://127.0.0.1:1/it.json")
+
+
 def test_manifest_is_written_to_given_path(folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "m.json"
     assert tload.verify(folder, write=elsewhere).written == str(elsewhere)

@@ -182,15 +182,11 @@ pub(crate) fn copy(args: &CopyArgs) -> CopyOptions {
 /// by the copy.
 pub(crate) fn upload_target(target: &Path) -> Result<Option<Location>> {
     let target = location(target.as_os_str())?;
-    Ok(is_writable_store(&target).then_some(target))
-}
-
-/// Returns whether objects can be written to a location.
-pub(crate) fn is_writable_store(location: &Location) -> bool {
-    matches!(
-        location.protocol(),
+    let is_store = matches!(
+        target.protocol(),
         Some(Protocol::S3 | Protocol::Gcs | Protocol::Azure)
-    )
+    );
+    Ok(is_store.then_some(target))
 }
 
 /// Returns the options of the store that a copy writes to.

@@ -53,6 +53,8 @@ mod custom_store;
 mod engine;
 mod groups;
 mod load;
+#[cfg(feature = "object")]
+mod manifest_object;
 mod options;
 mod probe;
 mod reads;
@@ -100,6 +102,9 @@ pub mod copy {
 /// # Ok::<(), tload::Error>(())
 /// ```
 pub mod verify {
+    #[cfg(feature = "object")]
+    #[doc(inline)]
+    pub use crate::manifest_object::ManifestObject;
     #[doc(inline)]
     pub use tload_options::verify::{
         Algorithm, Comparison, Digest, Expectation, Expected, FileError, FileOutcome, FileReport,

@@ -6,7 +6,9 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use tload::verify::{Algorithm, Digest, ManifestTarget, SignedFiles, Verification, VerifyOptions};
+use tload::verify::{
+    Algorithm, Digest, ManifestObject, ManifestTarget, SignedFiles, Verification, VerifyOptions,
+};
 use tload::{Error, ErrorKind, OpenOptions};
 
 use crate::checkpoint::LocationArgument;
@@ -98,7 +100,13 @@ pub(crate) fn verify(
     let mut opening = OpenOptions::from(store.read().map_err(failed)?);
     opening.follow_symlinks = follow_symlinks;
     opening.key = key.map(KeyArgument::read).transpose().map_err(failed)?;
-    let verification = Verification::new(&location.parse().map_err(failed)?)
+    let location = location.parse().map_err(failed)?;
+    let (place, of_store) = (location.clone(), opening.store.clone());
+    let (object, options) = interrupt::run(py, move || {
+        let object = ManifestObject::open(&place, &mut options, &of_store)?;
+        Ok((object, options))
+    })?;
+    let verification = Verification::new(&location)
         .options(options)
         .opening(opening);
     let control = verification.control();
@@ -112,7 +120,13 @@ pub(crate) fn verify(
         cancel: &|| control.cancel(),
         late: &|timeout| control.timed_out(timeout),
     };
-    let report = watch.run(py, move || verification.run())?;
+    let report = watch.run(py, move || {
+        let mut report = verification.run()?;
+        if let Some(object) = object {
+            object.finish(&mut report);
+        }
+        Ok(report)
+    })?;
     let error = report.error().map(failed);
     let error = error.map(|error| error.into_value(py).into_any());
     let document = serde_json::to_string(&report).unwrap_or_default();

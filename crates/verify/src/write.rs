@@ -25,23 +25,19 @@ impl Begun {
         let file = partial.create_file()?;
         Ok(Self { partial, file })
     }
-
-    pub(super) fn path(&self) -> &Path {
-        self.partial.path()
-    }
 }
 
-/// Writes `text` to the path given to [`Begun::at`]; it is on disk when this returns.
+/// Writes `text` to the path given to [`Begun::at`], which this returns: it is on disk then.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::InvalidRequest`] if the file exists, unless `replace`; errors of writing.
-pub(super) fn write(mut begun: Begun, text: &[u8], replace: bool) -> Result<()> {
-    let path = begun.path().to_owned();
+pub(super) fn write(mut begun: Begun, text: &[u8], replace: bool) -> Result<String> {
+    let path = begun.partial.path().display().to_string();
     let written = begun.file.write_all(text);
-    written
-        .map_err(|error| Error::from_write("cannot write", error).with_location(path.display()))?;
-    begun.partial.complete(replace)
+    written.map_err(|error| Error::from_write("cannot write", error).with_location(&path))?;
+    begun.partial.complete(replace)?;
+    Ok(path)
 }
 
 /// Returns the error for a manifest that exists.
@@ -55,7 +51,7 @@ pub(super) fn is_there(path: &Path) -> Error {
 mod tests {
     use super::*;
 
-    fn put(path: &Path, text: &[u8], replace: bool) -> Result<()> {
+    fn put(path: &Path, text: &[u8], replace: bool) -> Result<String> {
         write(Begun::at(path)?, text, replace)
     }
 

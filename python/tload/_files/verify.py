@@ -91,7 +91,7 @@ class VerifyReport:
     seconds: float
     """Seconds from the call to the last comparison."""
     written: str | None
-    """Path of the manifest that was written, or `None`."""
+    """Path or URL of the manifest that was written, or `None`."""
     not_written: str | None
     """Reason why the manifest could not be written although everything matches, or `None`."""
     notes: tuple[str, ...]
@@ -165,9 +165,9 @@ def verify(
         location: A path or URL: see `tload.open`.
         manifest: Path or URL of the manifest to compare with. Default: the one beside the
             checkpoint.
-        write: Path of a manifest of weights and index to write if all of them match, or `True` to
-            write it beside the checkpoint. Beside a signed model it is an unsigned file: write it
-            before signing, or elsewhere. Default: write none.
+        write: Path, or URL in S3, GCS or Azure, of a manifest of weights and index to write if all of
+            them match, or `True` to write it beside the checkpoint. Beside a signed model it is an
+            unsigned file: write it before signing, or elsewhere. Default: write none.
         force: Replace an existing manifest, which is then not compared with. Default: `False`.
         signature: Trusted signer: the options of one of model-signing's verifiers, `{"public_key":
             …}`, `{"certificate_chain": […]}` or `{"identity": …, "oidc_issuer": …}`. The package

@@ -1,17 +1,12 @@
 //! `tload verify`: compares a checkpoint with its known checksums, shows progress and prints a
 //! result for each file.
 
-use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 
-use tload::copy::SmallObject;
-use tload::verify::{FileOutcome, MANIFEST_NAME, ManifestTarget, Verification, VerifyReport};
-use tload::{Error, Location, Result};
+use tload::verify::{FileOutcome, ManifestObject, Verification, VerifyReport};
+use tload::{Error, Result};
 
-use super::local_path::require_local;
 use crate::args::VerifyArgs;
 use crate::deadline::Watch;
 use crate::interrupt::Interrupt;
@@ -27,24 +22,13 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
     let store = options::store(&args.opening.store, Some(&location))?;
     let store = options::within(args.time.timeout, store)?;
     let mut how = options::verify(args)?;
-    let object = if let Some(target) = manifest_object(args, &location)? {
-        let object = SmallObject::open(&target, &store, args.force)?;
-        let path = interrupt.temporary(temporary_path());
-        how.write = Some(ManifestTarget::Path(path.path().to_owned()));
-        Some((target, object, path))
-    } else {
-        let paths = args.write.iter().flatten();
-        paths.into_iter().try_for_each(|path| require_local(path))?;
-        None
-    };
+    let object = ManifestObject::open(&location, &mut how, &store)?;
     let verification = Verification::new(&location)
         .options(how)
         .opening(options::opening(store, &args.opening)?);
     let mut report = watch(verification, args.time.timeout, interrupt)?;
-    if let (Some((target, object, path)), Some(written)) = (object, &mut report.written) {
-        let text = fs::read(path.path());
-        object.put(&text.map_err(|error| Error::from_io("cannot read the manifest", error))?)?;
-        *written = target.to_string();
+    if let Some(object) = object {
+        object.finish(&mut report);
     }
     let error = report.error();
     let written = if args.json {
@@ -64,30 +48,6 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
         Some(error) if !args.json && written.is_ok() => Err(without_difference(error, &report)),
         Some(error) => Err(error),
     }
-}
-
-/// Returns the object that a manifest is written to, if that is in a store.
-fn manifest_object(args: &VerifyArgs, location: &Location) -> Result<Option<Location>> {
-    match &args.write {
-        None => Ok(None),
-        Some(Some(path)) => options::upload_target(path),
-        Some(None) => {
-            let is_file = location.has_extension("safetensors") || location.has_extension("json");
-            let folder = if is_file {
-                location.parent()
-            } else {
-                location.clone()
-            };
-            let is_store = options::is_writable_store(location);
-            Ok(is_store.then(|| folder.join(MANIFEST_NAME)))
-        }
-    }
-}
-
-/// Returns a path where nothing is yet.
-fn temporary_path() -> PathBuf {
-    let random = RandomState::new().hash_one(std::process::id());
-    std::env::temp_dir().join(format!("tload-manifest-{random:016x}.json"))
 }
 
 /// Runs the verification until it ends, a signal arrives or the timeout expires, even if the

@@ -11,7 +11,7 @@ use super::compare::{self, Computed, Wanted};
 use super::compute::compute;
 use super::report::{FileError, FileOutcome, FileReport, Mismatch};
 use super::signed::unsigned;
-use super::{Shared, SignedFiles, VerifyOptions, cancelled, target};
+use super::{ManifestTarget, Shared, SignedFiles, VerifyOptions, cancelled, target};
 use crate::checkpoint::{FileSet, OpenOptions, read_header};
 use crate::claims::Claims;
 use crate::digest::Algorithm;
@@ -110,7 +110,7 @@ impl Found {
         let about = About {
             manifest: manifest.as_ref(),
             signed: options.signed.as_ref(),
-            is_written: target.is_some(),
+            is_written: options.write.is_some(),
         };
         let subjects = subjects(&file_set, named, &about, &opening.store)?;
         if let [only] = &subjects[..]
@@ -181,11 +181,13 @@ fn manifest(
         return chosen(location, sidecars).map(|found| Some(Arc::new(found)));
     }
     // The paths are canonicalized, because one directory may be spelled in several ways.
-    let is_replaced = target.is_some_and(|target| {
+    let is_own = |target: &Path| {
         let own = file_set.folder.as_path().and_then(canonical);
         let folder = target.parent().and_then(canonical);
         target.file_name() == Some(OsStr::new(MANIFEST_NAME)) && own.is_some() && own == folder
-    });
+    };
+    let beside_it = ManifestTarget::Caller(file_set.folder.join(MANIFEST_NAME));
+    let is_replaced = target.is_some_and(is_own) || options.write == Some(beside_it);
     // That of a sealed checkpoint is sealed, and the sealed manifest has the digests of its files.
     if is_replaced || file_set.is_sealed() {
         return Ok(None);

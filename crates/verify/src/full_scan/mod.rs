@@ -42,6 +42,8 @@ pub enum ManifestTarget {
     Beside,
     /// At this path.
     Path(PathBuf),
+    /// At this location, by the caller, who writes [`VerifyReport::manifest`] there.
+    Caller(Location),
 }
 
 with_setters! {
@@ -247,36 +249,37 @@ impl Verification {
             notes,
             ..VerifyReport::default()
         };
-        if let Some(begun) = begun {
-            match self.write(begun, &report, entries) {
-                Ok(written) => report.written = written,
-                Err(error) => report.not_written = Some(FileError::new(error)),
-            }
+        if self.options.write.is_some()
+            && let Err(error) = self.write(begun, &mut report, entries)
+        {
+            report.not_written = Some(FileError::new(error));
         }
         report.seconds = started.elapsed().as_secs_f64();
         Ok(report)
     }
 
-    /// Writes the manifest if every file matches or is unverified, and returns its path.
+    /// Writes the manifest if every file matches or is unverified.
     fn write(
         &self,
-        begun: Begun,
-        report: &VerifyReport,
+        begun: Option<Begun>,
+        report: &mut VerifyReport,
         files: BTreeMap<String, ManifestFile>,
-    ) -> Result<Option<String>> {
+    ) -> Result<()> {
         let is_good = |file: &FileReport| {
             matches!(file.outcome, FileOutcome::Matches | FileOutcome::Unverified)
         };
         if !report.files.iter().all(is_good) {
-            return Ok(None);
+            return Ok(());
         }
-        let target = begun.path().to_owned();
         let text = Manifest { files }.render();
         // A manifest that could not be parsed is not written: it would hold a name that manifests
         // forbid.
-        Manifest::parse(&text).map_err(|error| error.with_location(target.display()))?;
-        write(begun, &text, self.options.force)?;
-        Ok(Some(target.display().to_string()))
+        Manifest::parse(&text).map_err(|error| error.with_location(&report.location))?;
+        if let Some(begun) = begun {
+            report.written = Some(write(begun, &text, self.options.force)?);
+        }
+        report.manifest = Some(text);
+        Ok(())
     }
 }
 
@@ -287,7 +290,7 @@ fn target(
     folder: &Location,
 ) -> Result<Option<PathBuf>> {
     let path = match &options.write {
-        None => return Ok(None),
+        None | Some(ManifestTarget::Caller(_)) => return Ok(None),
         Some(ManifestTarget::Path(path)) => path.clone(),
         // Files of a hub's cache belong to `huggingface_hub`, so no manifest is written there.
         Some(ManifestTarget::Beside) => match location.as_path().and(folder.as_path()) {

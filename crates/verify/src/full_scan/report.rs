@@ -20,8 +20,11 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Seconds from the call to the last comparison.
     pub seconds: f64,
-    /// Path of the manifest that was written.
+    /// Path or URL of the manifest that was written.
     pub written: Option<String>,
+    /// Bytes of the manifest, if one was to be written and nothing differs from what is expected.
+    #[serde(skip)]
+    pub manifest: Option<Vec<u8>>,
     /// Error of writing the manifest, though nothing differs from what is expected.
     pub not_written: Option<FileError>,
     /// Further notes: on files that were not searched for, on a manifest that conflicts with a
@@ -100,7 +103,8 @@ pub struct FileError {
 }
 
 impl FileError {
-    pub(super) fn new(error: Error) -> Self {
+    /// Describes `error`.
+    pub fn new(error: Error) -> Self {
         Self {
             kind: error.kind().name(),
             message: error.chain(),
