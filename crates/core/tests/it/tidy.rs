@@ -73,7 +73,13 @@ const RANKS: [&[&str]; 14] = [
     &["load::prepare", "load::stream", "load::unified"],
     &["load::outputs"],
     &["load"],
-    &["custom_store", "load::read_one", "probe", "reads"],
+    &[
+        "custom_store",
+        "load::read_one",
+        "manifest_object",
+        "probe",
+        "reads",
+    ],
 ];
 
 /// Files that re-export items of the modules for users.
@@ -241,6 +247,29 @@ fn notes(source: &Source) -> Vec<String> {
                 None
             }
         })
+        .collect()
+}
+
+/// Files that start threads by the standard library's functions: the one that checks the room for
+/// others, and one that only asks the system how many it would start. Crates
+/// for tests need no check.
+const OWN_THREADS: [&str; 5] = [
+    "crates/base/src/sync/threads.rs",
+    "crates/storage/src/object/store_client.rs",
+    "crates/cuda-stub/",
+    "crates/testbed/",
+    "crates/testing/",
+];
+
+/// Finds threads that are started whether or not the address space has room for them.
+fn unchecked_threads(source: &Source) -> Vec<String> {
+    if source.is_test() || OWN_THREADS.iter().any(|own| source.path.starts_with(own)) {
+        return Vec::new();
+    }
+    let starts = |line: &&str| line.contains("thread::Builder") || line.contains("thread::spawn(");
+    let found = source.statements().filter(starts);
+    found
+        .map(|line| format!("use tload_base::sync::threads: {}", line.trim()))
         .collect()
 }
 
@@ -479,6 +508,11 @@ fn modules_depend_downwards() {
 }
 
 #[test]
+fn threads_start_where_there_is_room() {
+    assert_none(&complaints(unchecked_threads));
+}
+
+#[test]
 fn planning_is_pure() {
     assert_none(&complaints(impurities));
 }
@@ -509,6 +543,17 @@ fn options_in_texts_are_marked() {
 
 mod rules {
     use super::*;
+
+    #[test]
+    fn threads_of_tests_are_not_checked() {
+        let text = "thread::spawn(run);\n#[cfg(test)]\nmod tests {\nthread::spawn(run);\n}\n";
+        let path = "crates/serve/src/lib.rs";
+        assert_eq!(unchecked_threads(&source(path, text)).len(), 1);
+        assert_none(&unchecked_threads(&source(
+            "crates/testbed/src/lib.rs",
+            text,
+        )));
+    }
 
     #[test]
     fn purity_is_of_statements_in_pure_modules() {
