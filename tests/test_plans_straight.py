@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +16,7 @@ import torch
 import plan_models
 import tload
 from files import Content, write_file
+from test_interrupt import assert_prompt, running
 from test_load_into import raw, save
 from test_plans import digest, normally, recorded
 from tload import _tload, plans
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS = 64
+LARGE = 64 << 20
 NORMAL = ("turned", "converted", "halves")
 """Tensors that do not keep order or dtype, or of which columns are apart. The others go straight: whole, in rows,
 cut, twice, short, and of pairs of 4-bit floats."""
@@ -262,3 +268,61 @@ def test_tensors_that_there_are_not_and_closed_checkpoints_are_refused(path: Pat
     places = bind(make(), plan.places)
     with pytest.raises(tload.InvalidRequestError, match="closed"):
         straight.load(plan, torch.ones(len(plan.sources), dtype=torch.bool), places, checkpoint)
+
+
+def hole(folder: Path) -> Path:
+    """A file of one tensor of zeros, `t`, that takes no disk space."""
+    path = folder / "hole.safetensors"
+    header = json.dumps({"t": {"dtype": "U8", "shape": [LARGE], "data_offsets": [0, LARGE]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + LARGE)
+    return path
+
+
+def test_file_that_changes_during_the_reads_is_an_error(tmp_path: Path) -> None:
+    path = hole(tmp_path)
+    memory = torch.full((LARGE,), 7, dtype=torch.uint8)
+    table = torch.tensor([(0, 0, 0, 0, LARGE)] * 256, dtype=torch.int64).numpy().tobytes()
+    with tload.open(path) as checkpoint, ThreadPoolExecutor(1) as pool:
+        given = usable(checkpoint), ["t"], [(memory.data_ptr(), LARGE)], table
+        reads = pool.submit(_tload.scatter, *given)
+        while bool(memory[0] == 7) and not reads.done():
+            pass
+        assert not reads.done()
+        os.truncate(path, path.stat().st_size + 1)
+        with pytest.raises(tload.ChangedError, match=r"hole\.safetensors"):
+            reads.result()
+
+
+ENDLESS = """
+import sys, time
+import torch
+import tload
+from tload import _tload
+from tload._sources.opened import usable
+path, length = sys.argv[1], int(sys.argv[2])
+memory = torch.zeros(length, dtype=torch.uint8)
+table = torch.tensor([(0, 0, 0, 0, length)] * 2000, dtype=torch.int64).numpy().tobytes()
+with tload.open(path) as checkpoint:
+    given = usable(checkpoint), ["t"], [(memory.data_ptr(), length)], table
+    try:
+        print("ready", flush=True)
+        while True:
+            _tload.scatter(*given)
+    except KeyboardInterrupt:
+        print(time.monotonic(), flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_reads(tmp_path: Path) -> None:
+    path = hole(tmp_path)
+
+    def interrupt() -> float:
+        with running(ENDLESS, path, LARGE) as child:
+            sent = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            stdout, stderr = child.communicate(timeout=300)
+            assert child.returncode == 0, stderr
+            return float(stdout) - sent
+
+    assert_prompt(interrupt, 3)
