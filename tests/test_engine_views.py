@@ -132,7 +132,7 @@ def test_variables_that_say_otherwise_win(
             assert VIEWS not in load(str(folder), caplog)[1]
 
 
-@pytest.mark.parametrize(("share", "are_views"), [(0.8, True), (0.7, False), (0, False)])
+@pytest.mark.parametrize(("share", "are_views"), [(0.9, True), (0.6, False), (0, False)])
 def test_files_that_are_mostly_in_the_page_cache_are_views(
     folder: Path, caplog: pytest.LogCaptureFixture, share: float, *, are_views: bool
 ) -> None:
