@@ -1,4 +1,4 @@
-"""What the files of a save hold: boxes of tensors."""
+"""Boxes of tensors, which the files of a save hold."""
 
 from __future__ import annotations
 

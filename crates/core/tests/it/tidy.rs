@@ -98,7 +98,9 @@ impl Source {
 
     /// Returns the lines before the inline tests, which come last in a file.
     pub(crate) fn code(&self) -> impl Iterator<Item = &str> {
-        let tests = |line: &&str| line.trim() == "#[cfg(test)]";
+        let tests = |line: &&str| {
+            line.trim() == "#[cfg(test)]" || line.trim().starts_with("#[cfg(all(test,")
+        };
         let mut lines = self.text.lines().peekable();
         std::iter::from_fn(move || {
             let line = lines.next()?;
