@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tload::{Error, ErrorKind};
+use tload::Error;
 use tload_base::sync::threads::Builder;
 use tload_pymemory::error;
 
