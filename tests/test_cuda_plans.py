@@ -12,7 +12,8 @@ import tload
 from test_load_into import save
 from test_plans import RUNS, digest, normally, recorded
 from tload import plans
-from tload.plans import boxes
+from tload.plans import boxes, places
+from tload.plans import patch as patches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +69,22 @@ def test_boxes_of_parameters_on_gpus_are_copied_by_the_core(torch_cuda: gpu.Torc
         # The rest is torch's, whose memory of a GPU is the CPU's here.
         RUNS.write(plan, places, checkpoint)
         assert digest(module) == wanted
+
+
+def test_patches_are_applied_to_parameters_on_gpus(
+    torch_cuda: gpu.TorchCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {f"expert{index}": plan_models.rand(8, 64) for index in range(4)}
+    others = {name: it + 1 for name, it in tensors.items()}
+    base, new = save(tmp_path / "base.safetensors", tensors), save(tmp_path / "new.safetensors", others)
+    tload.diff(base, new, tmp_path / "patch.safetensors")
+    module = make()
+    with tload.open(base) as checkpoint:
+        plan = recorded(module, checkpoint)
+    monkeypatch.setattr(patches, "bind", lambda *given: [torch_cuda.on_gpu(it, 1) for it in places.bind(*given)])
+    plans.apply_into(plan, module, tmp_path / "patch.safetensors")
+    with tload.open(new) as checkpoint:
+        assert digest(module) == normally(make, checkpoint)
 
 
 def test_tensors_of_several_devices_are_not_for_one_load(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:

@@ -81,10 +81,26 @@ class _Taken(NamedTuple):
 
 def rounds(plan: Plan, tensors: Sequence[torch.Tensor], *, is_one: bool) -> list[list[Read]]:
     """Return the reads of a plan. No tensor is twice in a round; with `is_one`, there is one."""
-    if not len(plan.rows):
-        return []
+    made: list[list[Read]] = []
+    for source, boxes in zip(plan.sources, by_tensor(plan), strict=True):
+        if not boxes:
+            continue
+        # A tensor of a device map is on one device.
+        groups: dict[str, list[Box]] = {}
+        for box in boxes:
+            groups.setdefault(str(tensors[box.place].device), []).append(box)
+        reads = [read for group in groups.values() for read in _reads(source, group, is_one=is_one)]
+        for number, read in enumerate(reads):
+            if number == len(made):
+                made.append([])
+            made[number].append(read)
+    return made
+
+
+def by_tensor(plan: Plan) -> list[list[Box]]:
+    """Return the boxes of each tensor of a plan."""
     dims = plan.dims
-    by_tensor: list[list[Box]] = [[] for _ in plan.sources]
+    found: list[list[Box]] = [[] for _ in plan.sources]
     for row in plan.rows.tolist():
         shape = row[FIXED : FIXED + dims]
         source_stride, place_stride = row[FIXED + dims : FIXED + 2 * dims], row[FIXED + 2 * dims :]
@@ -99,21 +115,8 @@ def rounds(plan: Plan, tensors: Sequence[torch.Tensor], *, is_one: bool) -> list
             tuple(source_stride[index] for index in used),
             tuple(place_stride[index] for index in used),
         )
-        by_tensor[row[TENSOR]].append(box)
-    made: list[list[Read]] = []
-    for source, boxes in zip(plan.sources, by_tensor, strict=True):
-        if not boxes:
-            continue
-        # A tensor of a device map is on one device.
-        groups: dict[str, list[Box]] = {}
-        for box in boxes:
-            groups.setdefault(str(tensors[box.place].device), []).append(box)
-        reads = [read for group in groups.values() for read in _reads(source, group, is_one=is_one)]
-        for number, read in enumerate(reads):
-            if number == len(made):
-                made.append([])
-            made[number].append(read)
-    return made
+        found[row[TENSOR]].append(box)
+    return found
 
 
 def _reads(source: Source, boxes: list[Box], *, is_one: bool) -> list[Read]:

@@ -172,6 +172,13 @@ def _device_map(places: dict[str, str]) -> dict[str, str]:
 
 def copy(values: torch.Tensor, box: Box, place: torch.Tensor) -> None:
     """Copy a box of a tensor to its parameter."""
+    source, target = views(values, box, place)
+    with _writing(place):
+        target.copy_(source)
+
+
+def views(values: torch.Tensor, box: Box, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the elements of a box in its tensor, and those in its parameter."""
     source_dtype, place_dtype = DTYPES[box.source_dtype], DTYPES[box.place_dtype]
     row, to = values.reshape(-1), place
     if row.dtype is not source_dtype:
@@ -186,8 +193,7 @@ def copy(values: torch.Tensor, box: Box, place: torch.Tensor) -> None:
     if source_dtype is place_dtype and source_dtype.itemsize in _INTEGERS:
         # Not every dtype can be copied, and every bit stays as it is.
         source, target = bits(source), bits(target)
-    with _writing(place):
-        target.copy_(source)
+    return source, target
 
 
 def _fill(place: torch.Tensor, fill: Fill) -> None:
