@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tload._options.load_options import Options
     from tload.typing import Source, Store
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("tload.dcp")
 
 
 @dataclass(frozen=True, slots=True)
