@@ -242,7 +242,7 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 	touch $@
 
 # libFuzzer, on a nightly compiler; see fuzz/README.md. New inputs stay in target/fuzz.
-TARGETS ?= header index listing load location manifest plan sealed slice xet
+TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 FUZZ := cargo +nightly fuzz
 
 ##@ Release
