@@ -82,9 +82,10 @@ def made(tools: Tools, folder: Path, size: str) -> list[Contender]:
         if made.returncode:
             say(f"{name} is left out: {made.stderr.strip().splitlines()[-1:]}")
             continue
-        found.append(Contender("page cache", name, str(file), "load_tensorizer.py", options=options))
-        if not options:
-            found.append(Contender("page cache", "tload, its file", str(file)))
+        for place, state in (("disk", "cold"), ("page cache", "warm")):
+            found.append(Contender(place, name, str(file), "load_tensorizer.py", state, options))
+            if not options:
+                found.append(Contender(place, "tload, its file", str(file), state=state))
     return found
 
 
