@@ -21,6 +21,7 @@ const STEP: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct Recorder {
     prefix: Arc<Prefix>,
+    /// With whether the store lacks some of it.
     ledger: Mutex<(Ledger, bool)>,
     /// State of the journal in the store. Held while it is written.
     version: Mutex<UpdateVersion>,
@@ -83,7 +84,11 @@ impl Recorder {
             }
             ledger.0.clone()
         };
-        *version = self.prefix.claim(&ledger, Some(version.clone()))?;
+        let claimed = self.prefix.claim(&ledger, Some(version.clone()));
+        if claimed.is_err() {
+            self.ledger.lock().1 = true;
+        }
+        *version = claimed?;
         Ok(())
     }
 

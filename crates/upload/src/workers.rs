@@ -118,7 +118,9 @@ impl Work<'_> {
         };
         // A failure matters more than that its journal cannot be written.
         let kept = workers.work.recorder.record();
-        workers.count_kept(ended.is_ok());
+        if ended.is_err() && kept.is_ok() {
+            workers.count_kept();
+        }
         ended.and(kept)
     }
 }
@@ -391,11 +393,9 @@ impl Workers<'_> {
             .with_hint("copy again: this file is sent from its first byte then")
     }
 
-    fn count_kept(&self, is_complete: bool) {
-        if !is_complete {
-            let ledger = self.work.recorder.ledger();
-            let begun = ledger.files.values().filter(|begun| !begun.is_done);
-            Ongoing::add(&self.work.ongoing.bytes_kept, begun.map(Begun::bytes).sum());
-        }
+    fn count_kept(&self) {
+        let ledger = self.work.recorder.ledger();
+        let begun = ledger.files.values().filter(|begun| !begun.is_done);
+        Ongoing::add(&self.work.ongoing.bytes_kept, begun.map(Begun::bytes).sum());
     }
 }

@@ -97,6 +97,30 @@ fn failed_copy_goes_on_with_what_was_sent() {
     }
 }
 
+/// Parts that were sent are not lost with one answer about the journal.
+#[test]
+fn journal_that_cannot_be_written_is_written_when_the_copy_ends() {
+    for site in servers() {
+        let folder = tempdir().expect("a folder");
+        let files = write_model(folder.path(), 8);
+        let proxy = Proxy::before(&site.address);
+        // The first request claims the place.
+        proxy.fail("PUT .tload-write", Failure::Slow, 1);
+        proxy.fail("PUT .tload-write", Failure::Expired, 1);
+        let job = UploadJob::new(folder.path(), site.location("unwritten"));
+        let job = job.store(through(&proxy, &site, "1")).options(one_by_one());
+        let control = job.control();
+        let error = job.run().expect_err("fails");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert_eq!(proxy.left(), 0);
+        let known = known_bytes(&site, "unwritten", &files);
+        let report = copy(folder.path(), &site, "unwritten").expect(site.name);
+        assert!(stored(&site, "unwritten") == files, "{}", site.name);
+        assert_eq!(report.resumed_bytes + report.skipped_bytes, known);
+        assert_eq!(control.progress().bytes_kept, report.resumed_bytes);
+    }
+}
+
 #[test]
 fn what_has_changed_at_the_source_is_sent_again() {
     for site in servers() {
