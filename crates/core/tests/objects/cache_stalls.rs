@@ -53,7 +53,15 @@ fn interrupted(bench: &Bench, ending: Ending, looks: usize) -> Range<u64> {
         let before = bench.server.counts().body_bytes;
         let loader = Loader::new(checkpoint.clone()).options(in_one_request());
         let mut stream = loader.stream().expect("starts");
-        let is_sent = || bench.server.counts().body_bytes >= before + SENT as u64;
+        // Other requests of the load are answered in full, in whatever order they arrive.
+        let is_sent = || {
+            let requests = bench.server.requests();
+            let others = requests.iter().filter(|it| !it.faulted);
+            let others = others.filter_map(|it| it.range.clone());
+            let others: u64 = others.map(|it| it.end - it.start).sum();
+            let sent = bench.server.counts().body_bytes - before;
+            requests.iter().any(|it| it.faulted) && sent >= others + SENT as u64
+        };
         let started = Instant::now();
         while !is_sent() {
             assert!(started.elapsed() < PATIENCE, "nothing is sent");

@@ -103,8 +103,9 @@ fn send(
 
 fn write(mut stream: &TcpStream, shared: &Shared, bytes: &[u8]) -> io::Result<()> {
     for run in bytes.chunks(WRITE_BYTES_MAX) {
-        stream.write_all(run)?;
+        // Counted first: a client that has received them finds them counted.
         shared.count_body_bytes(run.len());
+        stream.write_all(run)?;
     }
     Ok(())
 }

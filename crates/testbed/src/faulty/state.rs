@@ -93,7 +93,8 @@ pub struct Counts {
     pub connections: usize,
     /// Connections that are open now.
     pub open_connections: usize,
-    /// Bytes of bodies passed to the kernel since the start. They do not wake waiting threads.
+    /// Bytes of bodies passed to the kernel since the start, and those being passed. They do not
+    /// wake waiting threads.
     pub body_bytes: u64,
 }
 
