@@ -55,11 +55,12 @@ fn interrupted(bench: &Bench, ending: Ending, looks: usize) -> Range<u64> {
         let mut stream = loader.stream().expect("starts");
         // Other requests of the load are answered in full, in whatever order they arrive.
         let is_sent = || {
+            // In this order: a request may arrive between the two.
+            let sent = bench.server.counts().body_bytes - before;
             let requests = bench.server.requests();
             let others = requests.iter().filter(|it| !it.faulted);
             let others = others.filter_map(|it| it.range.clone());
             let others: u64 = others.map(|it| it.end - it.start).sum();
-            let sent = bench.server.counts().body_bytes - before;
             requests.iter().any(|it| it.faulted) && sent >= others + SENT as u64
         };
         let started = Instant::now();
