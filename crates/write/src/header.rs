@@ -66,17 +66,19 @@ pub(crate) fn render(
         start = end;
     }
     SerializeMap::end(map).map_err(unwritable)?;
-    let len = room.unwrap_or(text.len().next_multiple_of(ALIGNMENT));
-    debug_assert!(len >= text.len(), "a tensor is added only if there is room");
-    text.resize(len, b' ');
-    let len = (text.len() - LENGTH_BYTES) as u64;
-    if len > HEADER_BYTES_MAX {
+    let padded = text.len().next_multiple_of(ALIGNMENT);
+    let len = (padded - LENGTH_BYTES) as u64;
+    let allowed = room.map_or(HEADER_BYTES_MAX, |room| (room - LENGTH_BYTES) as u64);
+    if len > allowed {
+        let tensors = specs.len();
         let message = format!(
-            "the header of a file with {} tensors has {len} bytes, and the format allows {HEADER_BYTES_MAX}",
-            specs.len()
+            "the header of a file with {tensors} tensors has {len} bytes, and {allowed} are allowed"
         );
-        return Err(Error::invalid_request(message).with_hint("pass a smaller max_shard_size"));
+        return Err(Error::invalid_request(message)
+            .with_hint("pass a smaller max_shard_size, or less metadata"));
     }
+    text.resize(room.unwrap_or(padded), b' ');
+    let len = (text.len() - LENGTH_BYTES) as u64;
     text[..LENGTH_BYTES].copy_from_slice(&len.to_le_bytes());
     Ok(text)
 }
@@ -180,6 +182,14 @@ mod tests {
         file.resize(4096 + 20, 1);
         let read = safetensors::SafeTensors::deserialize(&file).expect("a file");
         assert_eq!(read.tensor("b").expect("is there").data().len(), 12);
+    }
+
+    #[test]
+    fn header_that_has_no_room_is_refused() {
+        let metadata = BTreeMap::from([("key".to_owned(), "x".repeat(5000))]);
+        let error = render(&[], &metadata, Some(4096)).expect_err("is too long");
+        assert!(error.to_string().contains("4088 are allowed"), "{error}");
+        assert!(render(&[], &metadata, Some(5048)).is_ok());
     }
 
     #[test]

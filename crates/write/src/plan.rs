@@ -31,11 +31,8 @@ impl Naming {
 
     /// Returns the name of a file of several. Without their number, if that is not known yet.
     pub(crate) fn shard(&self, index: usize, count: Option<usize>) -> String {
-        let id = if self.is_plain {
-            String::new()
-        } else {
-            format!("{}-", self.id)
-        };
+        let id = (!self.is_plain).then(|| format!("{}-", self.id));
+        let id = id.unwrap_or_default();
         let count = count.map_or(String::new(), |count| format!("-of-{count:05}"));
         format!("model-{id}{:05}{count}.safetensors", index + 1)
     }

@@ -29,12 +29,9 @@ impl WriteId {
     /// Returns the identifier in the name of a shard, `model-0123456789ab-00001-of-00002…`.
     /// Other programs put dates and hashes into names: only a name that a write gives has one.
     pub(crate) fn of_shard(name: &str) -> Option<Self> {
-        let (id, numbers) = name
-            .strip_prefix("model-")?
-            .strip_suffix(SUFFIX)?
-            .split_once('-')?;
-        let is_number =
-            |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        let name = name.strip_prefix("model-")?.strip_suffix(SUFFIX)?;
+        let (id, numbers) = name.split_once('-')?;
+        let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|it| it.is_ascii_digit());
         let is_ours = numbers.splitn(2, "-of-").all(is_number);
         Self::parse(id).filter(|_| is_ours)
     }

@@ -216,7 +216,8 @@ impl Writer {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] if tensors are missing, [`ErrorKind::Changed`] if another
-    /// writer was faster; the kinds of I/O. The destination is as it was.
+    /// writer was faster; the kinds of I/O. The destination is as it was, unless the hint says that
+    /// the new files are in place.
     pub fn finish(mut self) -> Result<WriteReport> {
         self.unless_failed(Self::complete)
     }
@@ -274,15 +275,11 @@ impl Writer {
         if wanted == *spec {
             return Ok(());
         }
-        let message = format!(
-            "found {:?} ({} {:?}), wanted {:?} ({} {:?})",
-            shortened(spec.name()),
-            spec.dtype(),
-            spec.shape(),
-            shortened(wanted.name()),
-            wanted.dtype(),
-            wanted.shape()
-        );
+        let shown = |it: &TensorSpec| {
+            let name = shortened(it.name());
+            format!("{name:?} ({} {:?})", it.dtype(), it.shape())
+        };
+        let message = format!("found {}, wanted {}", shown(spec), shown(&wanted));
         Err(Error::invalid_request(message).with_tensor(spec.name()))
     }
 

@@ -63,6 +63,8 @@ pub(crate) const CODES: Rules = rules! { |f|
     f.has_code(&["NoSuchBucket"]) => NotFound: "there is no such bucket", CHECK_NAME;
     f.has_code(&["ContainerNotFound", "FilesystemNotFound"]) => NotFound:
         "there is no such container", CHECK_NAME;
+    f.has_code(&["InvalidBlockList", "InvalidPart"]) => NotFound:
+        "the store no longer has parts of the upload", "upload it again";
     f.has_code(&["InvalidBucketName"]) => InvalidRequest: "the bucket's name is invalid", "";
     f.has_code(&["InvalidObjectState", "BlobArchived", "BlobBeingRehydrated"]) => Unsupported:
         "the object is archived and cannot be read before it is restored",
@@ -157,6 +159,8 @@ mod tests {
             (400, "", ErrorKind::InvalidRequest, None),
             (400, "RequestTimeout", ErrorKind::Remote, busy),
             (400, "ExpiredToken", ErrorKind::PermissionDenied, None),
+            (400, "InvalidBlockList", ErrorKind::NotFound, None),
+            (400, "InvalidPart", ErrorKind::NotFound, None),
             (401, "", ErrorKind::PermissionDenied, None),
             (403, "", ErrorKind::PermissionDenied, None),
             (403, "AccessDenied", ErrorKind::PermissionDenied, None),

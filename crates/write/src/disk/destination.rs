@@ -10,7 +10,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::stage::{ATTRIBUTE, Stage, lock, resolved};
+use super::stage::{ATTRIBUTE, Stage, file_name, lock, resolved};
 use super::{beside, file_error, sync_directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::SUFFIX;
@@ -85,8 +85,7 @@ impl OpenedPath {
 
     /// Returns the last component.
     pub(super) fn name(&self) -> String {
-        let name = self.path.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
+        file_name(&self.path)
     }
 
     /// Tries on empty directories in `stage` what [`Self::publish`] will do: an error
@@ -118,8 +117,12 @@ impl OpenedPath {
             self.publish_directory(stage)?
         };
         step::reach();
-        sync_directory(self.path.parent().unwrap_or(Path::new("/")))?;
+        let stored = sync_directory(self.path.parent().unwrap_or(Path::new("/")));
         step::reach();
+        let old = replaced.as_ref();
+        let old = old.map_or(String::new(), |old| format!("; what was there is {old}"));
+        let hint = format!("the new files are in place, and may be lost if the power fails{old}");
+        stored.map_err(|error| error.with_hint(hint))?;
         Ok(replaced)
     }
 

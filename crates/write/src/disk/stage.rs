@@ -61,12 +61,8 @@ impl Stage {
         };
         let private = Permissions::from_mode(0o700);
         directory.set_permissions(private).map_err(failed)?;
-        let _ = fsetxattr(
-            &directory,
-            ATTRIBUTE,
-            id.to_string().as_bytes(),
-            XattrFlags::empty(),
-        );
+        let id = id.to_string();
+        let _ = fsetxattr(&directory, ATTRIBUTE, id.as_bytes(), XattrFlags::empty());
         Ok(Self {
             path,
             directory,
@@ -183,7 +179,7 @@ fn is_old(path: &Path) -> bool {
 }
 
 /// Returns the last component of a path that has one, as text.
-fn file_name(path: &Path) -> String {
+pub(super) fn file_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
 }
@@ -206,8 +202,7 @@ pub(crate) fn resolved(path: &Path) -> Result<PathBuf> {
         _ => Path::new("."),
     };
     let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
-    let new = parent.ancestors().take_while(is_new);
-    let new: Vec<_> = new.collect();
+    let new: Vec<_> = parent.ancestors().take_while(is_new).collect();
     fs::create_dir_all(parent)
         .map_err(|error| file_error("cannot create the directory", parent, error))?;
     for path in new.iter().rev() {

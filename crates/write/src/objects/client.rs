@@ -10,6 +10,7 @@ use tload_base::sync::retry::{Retries, Transient};
 use tload_storage::object::{Fault, Level, Remote, Store, Writable, with_retries};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::INDEX_BYTES_MAX;
 use crate::options::{Location, Protocol, StoreOptions};
 use crate::step;
 
@@ -187,14 +188,19 @@ impl Client {
         unless_missing(found.await)
     }
 
-    /// Returns the bytes of a small object; `None` if there is none.
+    /// Returns the bytes of a small object; `None` if there is none, or one that is longer than an
+    /// index may be.
     pub async fn text(&self, path: &Path) -> Result<Option<Bytes>> {
         let found = self.read(|| async {
             let (found, captured) = self.store.get(path, GetOptions::default()).await?;
+            if found.meta.size > INDEX_BYTES_MAX {
+                return Ok(None);
+            }
             let bytes = found.bytes().await;
-            bytes.map_err(|error| self.store.fault(&error, &captured, "GET"))
+            let bytes = bytes.map_err(|error| self.store.fault(&error, &captured, "GET"));
+            bytes.map(Some)
         });
-        unless_missing(found.await)
+        unless_missing(found.await).map(Option::flatten)
     }
 
     /// Lists what is directly below the prefix.
@@ -245,7 +251,7 @@ impl Client {
     }
 }
 
-fn unless_missing<T>(found: Result<T>) -> Result<Option<T>> {
+pub(super) fn unless_missing<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

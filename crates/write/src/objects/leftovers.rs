@@ -51,9 +51,8 @@ pub(crate) fn remove(location: &Location, options: &StoreOptions) -> Result<Vec<
                 removed,
             });
         } else if let Some(id) = WriteId::of_shard(name).filter(|_| !used.contains(name)) {
-            let (oldest, paths) = writes
-                .entry(id.to_string())
-                .or_insert((i64::MAX, Vec::new()));
+            let entry = writes.entry(id.to_string());
+            let (oldest, paths) = entry.or_insert((i64::MAX, Vec::new()));
             *oldest = object.modified.min(*oldest);
             paths.push(object.location);
         }
@@ -84,9 +83,8 @@ pub fn shards(text: &[u8]) -> BTreeSet<String> {
     let map = index["weight_map"].as_object().into_iter().flatten();
     let listed = index["files"].as_array().into_iter().flatten();
     let names = map.map(|(_, file)| file).chain(listed);
-    names
-        .filter_map(|name| name.as_str().map(str::to_owned))
-        .collect()
+    let names = names.filter_map(|name| name.as_str().map(str::to_owned));
+    names.collect()
 }
 
 /// Returns the identifier of the write that made an index, a claim or a list of fragments.

@@ -76,7 +76,6 @@ impl ObjectTarget {
         let (old, level) = client.wait(|client| async move {
             Ok((client.state(&index).await?, client.list().await?))
         })?;
-        let mut names = plain(&level);
         if options.plain_names
             && let Some(found) = plain(&level).next()
         {
@@ -84,8 +83,10 @@ impl ObjectTarget {
             let hint = "write to another prefix: only sealed checkpoints and plain_names need an empty one";
             return refused(message, hint);
         }
-        let is_foreign = |name: &&str| name.ends_with(SUFFIX) && WriteId::of_shard(name).is_none();
-        if let Some(found) = plain(&level).find(is_foreign) {
+        if let Some(found) = foreign(&level) {
+            if found == CLAIM {
+                return Err(client.conflict(CLAIM));
+            }
             let message =
                 format!("{found:?} is there, which readers would load beside the new checkpoint");
             return refused(message, "write to another prefix, or remove it first");
@@ -94,7 +95,7 @@ impl ObjectTarget {
             let hint = "write to another prefix, or set the option replace";
             return refused("there is a checkpoint".to_owned(), hint);
         }
-        let has_manifest = names.any(|name| name == MANIFEST_NAME);
+        let has_manifest = plain(&level).any(|name| name == MANIFEST_NAME);
         if has_manifest || options.manifest && old.is_some() {
             let message = "index and manifest in a store cannot be replaced together: one would not be that of the other for a moment".to_owned();
             return refused(
@@ -128,12 +129,15 @@ impl ObjectTarget {
         }
         self.written.push(path);
         // Another writer may have had the claim since the prefix was found empty.
-        let list = |client: Arc<Client>| async move { client.list().await };
-        let level = self.client.wait(list)?;
-        match plain(&level).next() {
+        match plain(&self.list()?).next() {
             Some(_) => Err(self.client.conflict(INDEX_NAME)),
             None => Ok(()),
         }
+    }
+
+    fn list(&self) -> Result<Level> {
+        let list = |client: Arc<Client>| async move { client.list().await };
+        self.client.wait(list)
     }
 
     /// Writes a small object on a condition. Returns `false` if another one is there.
@@ -148,6 +152,14 @@ impl ObjectTarget {
 fn plain(level: &Level) -> impl Iterator<Item = &str> {
     let names = level.objects.iter().filter_map(|it| it.location.filename());
     names.filter(|name| !name.starts_with('.'))
+}
+
+/// Returns the name of a claim, or of weights that no write with an identifier has written.
+fn foreign(level: &Level) -> Option<&str> {
+    let is_foreign = |name: &&str| name.ends_with(SUFFIX) && WriteId::of_shard(name).is_none();
+    let mut names = level.objects.iter().filter_map(|it| it.location.filename());
+    let claim = names.find(|name| *name == CLAIM);
+    claim.or_else(|| plain(level).find(is_foreign))
 }
 
 impl Target for ObjectTarget {
@@ -178,6 +190,10 @@ impl Target for ObjectTarget {
         step::reach();
         let claim = self.client.path(CLAIM);
         if let Some(text) = index {
+            // A writer of plain names lists after its claim, and finds these shards.
+            if !self.naming.is_plain && foreign(&self.list()?).is_some() {
+                return Err(self.client.conflict(CLAIM));
+            }
             let mode = match &self.old {
                 Some(old) => PutMode::Update(old.version.clone()),
                 None => PutMode::Create,

@@ -8,7 +8,7 @@ use object_store::multipart::PartId;
 use object_store::path::Path;
 use tload_storage::object::Writable;
 
-use super::client::Client;
+use super::client::{Client, unless_missing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::step;
 use crate::target::BUFFER_BYTES;
@@ -95,7 +95,7 @@ impl Client {
         }
     }
 
-    /// Gives up an upload.
+    /// Gives up an upload, which may have been completed or aborted.
     ///
     /// # Errors
     ///
@@ -103,6 +103,6 @@ impl Client {
     pub async fn abort(&self, path: &Path, id: &str) -> Result<()> {
         let id = &id.to_owned();
         let ask = |store: Arc<dyn Writable>| async move { store.abort_multipart(path, id).await };
-        self.send("AbortMultipartUpload", ask).await
+        unless_missing(self.send("AbortMultipartUpload", ask).await).map(drop)
     }
 }

@@ -84,18 +84,12 @@ impl Upload {
             ended,
         })
     }
-
-    /// Takes the result of a part.
-    fn take(&mut self, result: Result<(usize, PartId)>) -> Result<()> {
-        self.parts.push(result?);
-        Ok(())
-    }
 }
 
 impl Output for Upload {
     fn buffer(&mut self) -> Result<Buffer> {
         while let Ok(result) = self.done.try_recv() {
-            self.take(result)?;
+            self.parts.push(result?);
         }
         if let Ok(buffer) = self.free.try_recv() {
             return Ok(buffer);
@@ -137,7 +131,7 @@ impl Output for Upload {
     fn finish(mut self: Box<Self>, len: u64) -> Result<()> {
         while self.parts.len() < self.sent {
             let result = self.done.recv().expect("both ends are in self");
-            self.take(result)?;
+            self.parts.push(result?);
         }
         self.parts.sort_by_key(|(index, _)| *index);
         let parts: Vec<_> = self.parts.drain(..).map(|(_, part)| part).collect();
