@@ -130,12 +130,14 @@ impl UploadJob {
         let ongoing = self.copy.ongoing();
         let store = self.target_store.as_ref().unwrap_or(&self.store);
         let prefix = Arc::new(Prefix::open(&self.target, store, ongoing)?);
-        let (source, names) = (self.source.digest(""), names(&entries));
+        let it = &self.options;
+        let selection = (&it.names, &it.include, &it.exclude, it.hidden);
+        let source = format!("{} {selection:?}", self.source.digest(""));
+        let names = names(&entries);
         let write = WriteId::draw().to_string();
         let mut state = prefix.look(&source, self.options.force)?;
         if let State::Begun(ledger, _, found) = &state
-            && !ledger.last.is_empty()
-            && ledger.last.iter().all(|name| found.contains_key(name))
+            && ledger.is_complete(found)
             && !self.options.dry_run
         {
             // The copy was killed after its last file.

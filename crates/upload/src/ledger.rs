@@ -99,6 +99,21 @@ impl Ledger {
         self.source == source
     }
 
+    /// Returns a file of the journal that the store does not have as it was sent.
+    pub(crate) fn lacking(&self, found: &BTreeMap<String, Stored>) -> Option<&str> {
+        let lacks = |name: &str, len| found.get(name).is_none_or(|it| it.len != len);
+        let mut names = self.files.keys().map(String::as_str);
+        names.find(|name| lacks(name, self.files[*name].origin.len))
+    }
+
+    /// Returns whether the store has all files of the copy, as they were sent. All others are in
+    /// the journal before those that appear last are in the store.
+    pub(crate) fn is_complete(&self, found: &BTreeMap<String, Stored>) -> bool {
+        let is_begun = |name| self.files.contains_key(name);
+        let is_ending = !self.last.is_empty() && self.last.iter().all(is_begun);
+        is_ending && self.lacking(found).is_none()
+    }
+
     pub(crate) fn text(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers and strings are JSON")
     }
@@ -197,6 +212,45 @@ mod tests {
             let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
             assert_eq!(last(&names), wanted, "{names:?}");
         }
+    }
+
+    #[test]
+    fn copy_is_complete_with_all_files_in_the_store() {
+        let names = ["a", INDEX_NAME].map(str::to_owned);
+        let origin = r#"{"source": "", "len": 25, "e_tag": null, "version": null, "modified": [1, 0], "file": null}"#;
+        let begun = Begun {
+            origin: serde_json::from_str(origin).expect("is JSON"),
+            upload: None,
+            piece_bytes: 10,
+            parts: BTreeMap::new(),
+            is_done: false,
+        };
+        let stored = |len| Stored {
+            len,
+            e_tag: None,
+            version: None,
+            modified: 0,
+        };
+        for (begun_count, lens, wanted) in [
+            (2, &[25, 25][..], true),
+            (2, &[25, 24], false),
+            (2, &[25], false),
+            (1, &[25, 25], false),
+            (0, &[25, 25], false),
+        ] {
+            let mut ledger = Ledger::new("w".to_owned(), "s".to_owned(), &names);
+            let begun = names[..begun_count]
+                .iter()
+                .map(|name| (name.clone(), begun.clone()));
+            ledger.files.extend(begun);
+            let found = names
+                .iter()
+                .cloned()
+                .zip(lens.iter().map(|&len| stored(len)));
+            let found = found.collect();
+            assert_eq!(ledger.is_complete(&found), wanted, "{begun_count} {lens:?}");
+        }
+        assert!(!Ledger::new("w".to_owned(), "s".to_owned(), &[]).is_complete(&BTreeMap::new()));
     }
 
     #[test]

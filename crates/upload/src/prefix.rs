@@ -7,7 +7,7 @@ use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{PutMode, UpdateVersion};
 use tload_copy::{Ongoing, unless_stopped};
-use tload_format::SUFFIX;
+use tload_format::{INDEX_NAME, SUFFIX};
 use tload_write::objects::{CLAIM, Client};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -103,7 +103,7 @@ impl Prefix {
                 return Ok(State::Begun(Box::new(ledger), state.version, self.list()?));
             }
             if !force {
-                let message = format!("copy {} of another source has begun here", ledger.write);
+                let message = format!("copy {} of other files has begun here", ledger.write);
                 return Err(Error::new(ErrorKind::Changed, message)
                     .with_location(self.client.location())
                     .with_hint("let it end, or pass ‹force› to discard it"));
@@ -112,14 +112,19 @@ impl Prefix {
         } else if let Some(record) = record.and_then(|text| Record::parse(&text)) {
             return Ok(State::Complete(record, self.list()?));
         }
+        match self.first_name()? {
+            None => Ok(State::Empty),
+            Some(name) => Err(self.taken(&format!("{name:?} is there"))),
+        }
+    }
+
+    /// Returns a name below the prefix that is not hidden.
+    fn first_name(&self) -> Result<Option<String>> {
         let level = self.ask(|client| async move { client.list().await })?;
         let names = level.objects.iter().filter_map(|it| it.location.filename());
         let folders = level.prefixes.iter().filter_map(|it| it.filename());
         let mut names = names.chain(folders).filter(|name| !name.starts_with('.'));
-        match names.next() {
-            None => Ok(State::Empty),
-            Some(name) => Err(self.taken(&format!("{name:?} is there"))),
-        }
+        Ok(names.next().map(str::to_owned))
     }
 
     /// Returns the error for a prefix that is not empty.
@@ -174,8 +179,7 @@ impl Prefix {
     /// complete, only the journal.
     fn take_back(&self, ledger: &Ledger) -> Result<()> {
         let found = self.list()?;
-        let is_complete = ledger.last.iter().all(|name| found.contains_key(name));
-        if ledger.last.is_empty() || !is_complete {
+        if !ledger.is_complete(&found) {
             for (name, begun) in &ledger.files {
                 self.discard(name, begun.upload.as_deref(), found.contains_key(name))?;
             }
@@ -193,21 +197,29 @@ impl Prefix {
         ledger: &Ledger,
         before: Option<UpdateVersion>,
     ) -> Result<UpdateVersion> {
+        let is_first = before.is_none();
         let mode = before.map_or(PutMode::Create, PutMode::Update);
         let (path, text) = (self.client.path(CLAIM), Bytes::from(ledger.text()));
         // Not cancelled: the next copy goes on from here.
         let put = |client: Arc<Client>| async move { client.put(&path, &text, mode).await };
-        self.client.wait(put)?.ok_or_else(|| self.conflict(CLAIM))
+        let claimed = self.client.wait(put)?;
+        let version = claimed.ok_or_else(|| self.conflict(CLAIM))?;
+        // Another writer may have had the claim since the prefix was found empty.
+        if is_first && self.first_name()?.is_some() {
+            self.client.delete(vec![self.client.path(CLAIM)])?;
+            return Err(self.conflict(INDEX_NAME));
+        }
+        Ok(version)
     }
 
     /// Removes what is in the store of a file that has another source now.
     pub(crate) fn discard(&self, name: &str, upload: Option<&str>, is_there: bool) -> Result<()> {
         let path = self.client.path_below(name)?;
-        if let Some(id) = upload.map(str::to_owned) {
+        // With an object, the upload is complete.
+        if let Some(id) = upload.filter(|_| !is_there).map(str::to_owned) {
             let path = path.clone();
-            // It may have been completed or aborted.
             let abort = |client: Arc<Client>| async move { client.abort(&path, &id).await };
-            let _ = self.client.wait(abort);
+            self.client.wait(abort)?;
         }
         let objects = if is_there { vec![path] } else { Vec::new() };
         self.client.delete(objects)
@@ -216,6 +228,12 @@ impl Prefix {
     /// Notes that the copy is complete, and gives the claim back.
     pub(crate) fn finish(&self, ledger: &Ledger) -> Result<()> {
         let found = self.list()?;
+        if let Some(name) = ledger.lacking(&found) {
+            let message = "another program has removed or replaced the file since it was sent";
+            return Err(Error::new(ErrorKind::Changed, message)
+                .with_location(self.client.location().join(name))
+                .with_hint("copy again: it is sent again then"));
+        }
         let copied = ledger.files.iter().filter_map(|(name, begun)| {
             let (origin, object) = (begun.origin.clone(), found.get(name)?.clone());
             Some((name.clone(), Copied { origin, object }))

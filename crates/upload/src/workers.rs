@@ -203,7 +203,7 @@ impl Workers<'_> {
             sources,
             recorder,
             ongoing,
-            last,
+            ..
         } = self.work;
         let opened = match entry.opened.take() {
             Some(opened) => opened,
@@ -241,7 +241,7 @@ impl Workers<'_> {
             is_resumed,
         });
         if waiting.is_empty() {
-            return self.settle(active, last);
+            return self.settle(active);
         }
         let left = waiting.len();
         self.queue.lock().states.push(State {
@@ -275,28 +275,22 @@ impl Workers<'_> {
 
     /// Reads and sends one part.
     fn send(&self, active: &Arc<Active>, index: usize) -> Result<()> {
-        let Work {
-            prefix,
-            recorder,
-            ongoing,
-            last,
-            ..
-        } = self.work;
+        let (work, prefix) = (&self.work, self.work.prefix);
         let range = active.begun.range(index);
-        let bytes = Bytes::from(active.opened.read(range.clone(), ongoing)?);
+        let bytes = Bytes::from(active.opened.read(range.clone(), work.ongoing)?);
         let len = bytes.len() as u64;
         let (path, id) = (active.path.clone(), active.begun.upload.clone());
         let id = id.expect("a file of several parts has an upload");
-        Ongoing::add(&ongoing.requests, 1);
+        Ongoing::add(&work.ongoing.requests, 1);
         let sent = prefix.ask_about(&active.name, move |client| async move {
             let payload = PutPayload::from(bytes);
             client.send_piece(&path, &id, index, payload).await
         });
         let part = sent.map_err(|error| self.lost(active, error).with_range(range))?;
-        recorder.note(&active.name, |begun| {
+        work.recorder.note(&active.name, |begun| {
             drop(begun.parts.insert(index, part.content_id));
         });
-        Ongoing::add(&ongoing.bytes_read, len);
+        Ongoing::add(&work.ongoing.bytes_read, len);
         let mut queue = self.queue.lock();
         let mut states = queue.states.iter_mut();
         let state = states.find(|state| Arc::ptr_eq(&state.active, active));
@@ -309,12 +303,12 @@ impl Workers<'_> {
             .states
             .retain(|state| !Arc::ptr_eq(&state.active, active));
         drop(queue);
-        self.settle(Arc::clone(active), last)
+        self.settle(Arc::clone(active))
     }
 
     /// Called when all parts of a file are in the store.
-    fn settle(&self, active: Arc<Active>, last: &[String]) -> Result<()> {
-        if last.contains(&active.name) {
+    fn settle(&self, active: Arc<Active>) -> Result<()> {
+        if self.work.last.contains(&active.name) {
             self.queue.lock().held.push(active);
             return Ok(());
         }
@@ -323,32 +317,27 @@ impl Workers<'_> {
 
     /// Makes a file an object.
     fn complete(&self, active: &Active) -> Result<()> {
-        let Work {
-            prefix,
-            recorder,
-            ongoing,
-            ..
-        } = self.work;
+        let (work, prefix) = (&self.work, self.work.prefix);
         let len = active.begun.origin.len;
         let path = active.path.clone();
-        Ongoing::add(&ongoing.requests, 1);
+        Ongoing::add(&work.ongoing.requests, 1);
         let Some(id) = active.begun.upload.clone() else {
-            let bytes = Bytes::from(active.opened.read(0..len, ongoing)?);
-            active.opened.verify(ongoing)?;
+            let bytes = Bytes::from(active.opened.read(0..len, work.ongoing)?);
+            active.opened.verify(work.ongoing)?;
             let put = prefix.ask_about(&active.name, move |client| async move {
                 client.put(&path, &bytes, PutMode::Create).await
             })?;
             if put.is_none() {
                 return Err(prefix.conflict(&active.name));
             }
-            Ongoing::add(&ongoing.bytes_read, len);
+            Ongoing::add(&work.ongoing.bytes_read, len);
             self.done(active);
             return Ok(());
         };
-        active.opened.verify(ongoing)?;
+        active.opened.verify(work.ongoing)?;
         // The next copy has to know whose object it finds.
-        recorder.record()?;
-        let begun = recorder.begun(&active.name).expect("was begun");
+        work.recorder.record()?;
+        let begun = work.recorder.begun(&active.name).expect("was begun");
         let parts = begun.parts.into_values();
         let parts = parts.map(|content_id| PartId { content_id }).collect();
         let completed = prefix.ask_about(&active.name, move |client| async move {
@@ -388,6 +377,8 @@ impl Workers<'_> {
             return error;
         }
         self.work.recorder.forget(&active.name);
+        let upload = active.begun.upload.as_deref();
+        let _ = self.work.prefix.discard(&active.name, upload, false);
         let message = "the store no longer has what an earlier copy has sent of this file";
         Error::new(ErrorKind::Changed, message)
             .with_hint("copy again: this file is sent from its first byte then")

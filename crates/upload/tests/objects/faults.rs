@@ -8,7 +8,9 @@ use tload_base::options::StoreOptions;
 use tload_copy::CopyOptions;
 use tload_upload::UploadJob;
 use tload_write::objects::Client;
+use tload_write::{WriteOptions, Writer};
 
+use crate::expected::{specs, tensors};
 use crate::model::{INDEX, copy, copy_with, known_bytes, stored, total, write_model};
 use crate::proxy::{Failure, Proxy};
 use crate::sites::{Site, moto, versitygw};
@@ -181,6 +183,137 @@ fn copy_of_another_source_is_named_and_can_be_discarded() {
         copy_with(second.path(), &site, "two", site.options(), force).expect(site.name);
         let names: Vec<_> = stored(&site, "two").into_keys().collect();
         assert_eq!(names, ["model.safetensors"], "{}", site.name);
+    }
+}
+
+/// Files that a copy does not select are not taken for files that the source no longer has.
+#[test]
+fn copy_of_other_files_of_one_source_discards_nothing() {
+    for site in servers() {
+        let folder = tempdir().expect("a folder");
+        let files = write_model(folder.path(), 9);
+        let proxy = Proxy::before(&site.address);
+        fail(&site, &proxy, "some", folder.path());
+        let before = site.objects("some");
+        for (include, exclude, names) in [
+            (vec!["*.json".to_owned()], Vec::new(), None),
+            (Vec::new(), vec!["empty".to_owned()], None),
+            (Vec::new(), Vec::new(), Some(vec!["config.json".to_owned()])),
+        ] {
+            let mut options = one_by_one();
+            (options.include, options.exclude, options.names) = (include, exclude, names);
+            let error = copy_with(
+                folder.path(),
+                &site,
+                "some",
+                site.options(),
+                options.clone(),
+            );
+            let error = error.expect_err("has begun with other files");
+            assert_eq!(error.kind(), ErrorKind::Changed, "{options:?}: {error}");
+            assert!(site.objects("some") == before, "{options:?}");
+        }
+        copy(folder.path(), &site, "some").expect(site.name);
+        assert!(stored(&site, "some") == files, "{}", site.name);
+    }
+}
+
+/// An upload is forgotten once it is gone, so that its parts do not stay where no list shows them.
+#[test]
+fn upload_that_cannot_be_aborted_is_not_forgotten() {
+    for site in servers() {
+        let folder = tempdir().expect("a folder");
+        write_model(folder.path(), 10);
+        let proxy = Proxy::before(&site.address);
+        fail(&site, &proxy, "kept", folder.path());
+        let files = write_model(folder.path(), 11);
+        proxy.fail("DELETE uploadId=", Failure::Expired, 1000);
+        let options = through(&proxy, &site, "1");
+        let error = copy_with(folder.path(), &site, "kept", options, one_by_one());
+        let error = error.expect_err("is not aborted");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert!(proxy.left() > 900);
+        let journal = String::from_utf8(site.objects("kept")[".tload-write"].clone());
+        assert!(journal.expect("text").contains("\"upload\":\""));
+        copy(folder.path(), &site, "kept").expect(site.name);
+        assert!(stored(&site, "kept") == files, "{}", site.name);
+    }
+}
+
+#[test]
+fn object_that_is_removed_meanwhile_is_missed() {
+    for site in servers() {
+        let folder = tempdir().expect("a folder");
+        let files = write_model(folder.path(), 12);
+        let proxy = Proxy::before(&site.address);
+        proxy.fail("PUT index.json", Failure::Held, 1);
+        let error = std::thread::scope(|scope| {
+            let job = UploadJob::new(folder.path(), site.location("removed"));
+            let job = job.store(through(&proxy, &site, "8")).options(one_by_one());
+            let copying = scope.spawn(move || job.run());
+            proxy.wait_for_held();
+            let client = Client::open(&site.location("removed"), &site.options()).expect("opens");
+            client
+                .delete(vec![client.path("config.json")])
+                .expect("is removed");
+            proxy.release();
+            copying.join().expect("no panic").expect_err("lacks a file")
+        });
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", site.name);
+        assert!(error.to_string().contains("config.json"), "{error}");
+        copy(folder.path(), &site, "removed").expect(site.name);
+        assert!(stored(&site, "removed") == files, "{}", site.name);
+    }
+}
+
+/// A writer whose shards have names of their own finds a copy that has begun, and a copy whose
+/// claim is late finds the writer's shards.
+#[test]
+fn writer_of_other_names_and_copy_do_not_meet() {
+    for site in servers() {
+        let folder = tempdir().expect("a folder");
+        let files = write_model(folder.path(), 13);
+        let tensors = tensors(3, 900, 1);
+        let begin = |prefix: &str| {
+            let options = WriteOptions::new().store(site.options());
+            Writer::planned(&site.location(prefix), specs(&tensors), options)
+        };
+        let finish = |mut writer: Writer| {
+            let order: Vec<_> = writer.order().map(str::to_owned).collect();
+            for name in order {
+                let (dtype, shape, bytes) = &tensors[&name];
+                writer
+                    .tensor(name, *dtype, shape, bytes)
+                    .expect("is stored");
+            }
+            writer.finish()
+        };
+        let proxy = Proxy::before(&site.address);
+        let writer = begin("claimed").expect("begins");
+        fail(&site, &proxy, "claimed", folder.path());
+        let before = site.objects("claimed");
+        for error in [finish(writer).err(), begin("claimed").err()] {
+            let error = error.expect("is claimed");
+            assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", site.name);
+            assert!(site.objects("claimed") == before, "{}", site.name);
+        }
+        copy(folder.path(), &site, "claimed").expect(site.name);
+        assert!(stored(&site, "claimed") == files, "{}", site.name);
+
+        proxy.fail("PUT .tload-write", Failure::Held, 1);
+        let (error, before) = std::thread::scope(|scope| {
+            let job = UploadJob::new(folder.path(), site.location("late"));
+            let job = job.store(through(&proxy, &site, "8")).options(one_by_one());
+            let copying = scope.spawn(move || job.run());
+            proxy.wait_for_held();
+            finish(begin("late").expect("begins")).expect("is first");
+            let before = site.objects("late");
+            proxy.release();
+            let copied = copying.join().expect("no panic");
+            (copied.expect_err("is late"), before)
+        });
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", site.name);
+        assert!(site.objects("late") == before, "{}", site.name);
     }
 }
 
