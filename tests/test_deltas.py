@@ -208,3 +208,15 @@ def test_interrupted_call_leaves_tensors_of_one_version(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         tload.apply_into(state, folder / "patch.safetensors", progress=interrupt)
     assert equal(state, arrays(folder / "base")) or equal(state, arrays(folder / "new"))
+
+
+def test_store_that_stalls_is_not_waited_for(folder: Path, web: servers.Web) -> None:
+    web.files["patch.safetensors"] = (folder / "patch.safetensors").read_bytes()
+    state = arrays(folder / "base")
+    with tload.open(f"{web.url}/patch.safetensors") as patch:
+        web.stall_from, before = 0, len(web.requests)
+        with pytest.raises(tload.LoadTimeoutError):
+            tload.apply_into(state, patch, timeout=0.5)
+    # Nine attempts are made of a read that is waited for.
+    assert 0 < len(web.requests) - before < 9
+    assert equal(state, arrays(folder / "base"))

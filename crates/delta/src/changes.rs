@@ -12,7 +12,7 @@ use crate::record::{Change, TensorRecord};
 const WINDOW: u64 = 1 << 20;
 
 /// Tensors of a patch that are in memory, by name. Others are read.
-pub(crate) type Kept = HashMap<String, Vec<u8>>;
+pub type Kept = HashMap<String, Vec<u8>>;
 
 /// Elements that a patch replaces in a tensor, from front to back.
 pub(crate) struct Changes<'p> {

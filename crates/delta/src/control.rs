@@ -53,7 +53,12 @@ impl Control {
         self.check()
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Fails once the call is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Cancelled`].
+    pub fn check(&self) -> Result<()> {
         if self.0.is_cancelled.load(Relaxed) {
             return Err(Error::new(ErrorKind::Cancelled, "the patch was cancelled"));
         }

@@ -37,6 +37,7 @@ mod tests;
 mod workers;
 
 pub use apply::apply;
+pub use changes::Kept;
 pub use control::Control;
 pub use diff::diff;
 pub use memory::TensorMemory;

@@ -31,7 +31,26 @@ pub(crate) struct Matched<'p, 'm> {
 }
 
 impl Patch {
-    /// Changes tensors of the base in memory, given by name. Names that the patch does not know
+    /// Checks that the patch fits tensors, by their names and lengths.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::apply_in_place`] that need no bytes.
+    pub fn check_fit(&self, tensors: Vec<TensorMemory<'_>>) -> Result<()> {
+        self.match_up(tensors).map(drop).map_err(nothing)
+    }
+
+    /// Reads what the patch changes into memory, unless that is more than [`KEPT_BYTES_MAX`].
+    ///
+    /// # Errors
+    ///
+    /// Any error of reading. The text says that nothing was written.
+    pub fn fetch(&self) -> Result<Kept> {
+        self.keep(KEPT_BYTES_MAX).map_err(nothing)
+    }
+
+    /// Changes tensors of the base in memory, given by name, by what [`Self::fetch`] has read; what
+    /// it has not is read now. Names that the patch does not know
     /// stay as they are. All digests are compared, before and after the changes, before the first
     /// byte is written.
     ///
@@ -47,28 +66,14 @@ impl Patch {
     pub fn apply_in_place(
         &self,
         tensors: Vec<TensorMemory<'_>>,
+        kept: &Kept,
         control: &Control,
     ) -> Result<Summary> {
-        self.apply_keeping(tensors, control, KEPT_BYTES_MAX)
-    }
-
-    pub(crate) fn apply_keeping(
-        &self,
-        tensors: Vec<TensorMemory<'_>>,
-        control: &Control,
-        kept_bytes_max: u64,
-    ) -> Result<Summary> {
-        let nothing = |error: Error| error.with_context("nothing was written");
         let (matched, mut summary) = self.match_up(tensors).map_err(nothing)?;
         control.expect(summary.total_bytes);
-        let kept = if summary.patch_bytes <= kept_bytes_max {
-            self.keep(&matched).map_err(nothing)?
-        } else {
-            Kept::new()
-        };
-        let check = |at: usize| self.check_digests(&matched[at], &kept, control);
+        let check = |at: usize| self.check_digests(&matched[at], kept, control);
         workers::each(matched.len(), check).map_err(nothing)?;
-        self.put(&matched, &kept, control)?;
+        self.put(&matched, kept, control)?;
         summary.tensors = matched.len();
         Ok(summary)
     }
@@ -150,21 +155,25 @@ impl Patch {
         Ok(())
     }
 
-    /// Reads all changes.
-    fn keep(&self, matched: &[Matched<'_, '_>]) -> Result<Kept> {
-        let mut kept = Kept::new();
-        for Matched { record, .. } in matched {
-            let own = match record.change {
-                Change::None => continue,
-                Change::Whole => vec![self.own(&record.name)?],
-                Change::Sparse => <[_; 2]>::from(self.sparse(&record.name)?).to_vec(),
-            };
-            let sized = own.into_iter().map(|own| {
-                let len = usize::try_from(own.byte_len()).unwrap_or(usize::MAX);
-                (own.name().to_owned(), vec![0; len])
-            });
-            kept.extend(sized);
+    /// Reads all changes, unless they have more than `bytes_max` bytes.
+    pub(crate) fn keep(&self, bytes_max: u64) -> Result<Kept> {
+        let mut wanted = Vec::new();
+        for record in &self.record.tensors {
+            match record.change {
+                Change::None => {}
+                Change::Whole => wanted.push(self.own(&record.name)?),
+                Change::Sparse => wanted.extend(<[_; 2]>::from(self.sparse(&record.name)?)),
+            }
         }
+        let lens = wanted.iter().map(|own| own.byte_len());
+        if lens.sum::<u64>() > bytes_max {
+            return Ok(Kept::new());
+        }
+        let sized = wanted.iter().map(|own| {
+            let len = usize::try_from(own.byte_len()).unwrap_or(usize::MAX);
+            (own.name().to_owned(), vec![0; len])
+        });
+        let mut kept: Kept = sized.collect();
         let wanted = kept.iter_mut();
         let wanted = wanted.map(|(name, bytes)| (name.as_str(), bytes.as_mut_slice()));
         self.pieces.read_all(wanted)?;
@@ -246,6 +255,10 @@ impl TensorRecord {
     fn is_same_change(&self, other: &Self) -> bool {
         (&self.base_sha256, &self.sha256) == (&other.base_sha256, &other.sha256)
     }
+}
+
+fn nothing(error: Error) -> Error {
+    error.with_context("nothing was written")
 }
 
 fn cannot_follow(tensor: &str, message: &str) -> Error {

@@ -309,7 +309,11 @@ fn elements_are_replaced_across_pieces_and_windows() {
         let mut state = base.clone();
         let memory = memory(&mut state);
         patch
-            .apply_keeping(memory, &Control::default(), kept_bytes_max)
+            .apply_in_place(
+                memory,
+                &patch.keep(kept_bytes_max).expect("is read"),
+                &Control::default(),
+            )
             .expect("applies");
         assert!(state == new);
     }
@@ -363,6 +367,10 @@ fn memory(tensors: &mut Tensors) -> Vec<TensorMemory<'_>> {
         .collect()
 }
 
+fn put(patch: &Patch, memory: Vec<TensorMemory<'_>>, control: &Control) -> Result<Summary> {
+    patch.apply_in_place(memory, &patch.fetch()?, control)
+}
+
 #[test]
 fn patch_is_applied_in_place_or_not_at_all() {
     let versions = Versions::new(&nudged());
@@ -375,7 +383,11 @@ fn patch_is_applied_in_place_or_not_at_all() {
         let control = Control::default();
         let memory = memory(&mut state);
         let summary = patch
-            .apply_keeping(memory, &control, kept_bytes_max)
+            .apply_in_place(
+                memory,
+                &patch.keep(kept_bytes_max).expect("is read"),
+                &control,
+            )
             .expect("applies");
         assert_eq!((summary.sparse, summary.whole, summary.tensors), (3, 1, 8));
         assert!(state == wanted && control.bytes_done() == control.bytes_total());
@@ -414,7 +426,7 @@ fn memory_that_is_not_the_base_stays_as_it_is() {
         let mut state = tensors();
         change(&mut state);
         let before = state.clone();
-        let refused = patch.apply_in_place(memory(&mut state), &Control::default());
+        let refused = put(&patch, memory(&mut state), &Control::default());
         let error = refused.expect_err("another base");
         assert_eq!(error.kind(), kind, "{error}");
         assert!(state == before, "{error}");
@@ -444,9 +456,7 @@ fn memory_cannot_follow_other_tensors_and_shapes() {
     ] {
         let versions = Versions::new(&new);
         let mut state = tensors();
-        let applied = versions
-            .open()
-            .apply_in_place(memory(&mut state), &Control::default());
+        let applied = put(&versions.open(), memory(&mut state), &Control::default());
         let error = applied.expect_err("memory stays");
         assert_eq!(
             (error.kind(), error.tensor()),
@@ -486,7 +496,7 @@ fn tied_tensors_change_together() {
         let patch = Patch::open(&open(&path("p.safetensors"))).expect("opens");
         let mut bytes = base["a"].2.clone();
         let memory = vec![tied(&["alias", "a", "tied"], &mut bytes)];
-        let applied = patch.apply_in_place(memory, &Control::default());
+        let applied = put(&patch, memory, &Control::default());
         if is_tied {
             assert_eq!(applied.expect("applies").sparse, 1);
             assert!(bytes == new["a"].2);
@@ -497,7 +507,7 @@ fn tied_tensors_change_together() {
         }
         let (mut one, mut other) = (base["a"].2.clone(), base["a"].2.clone());
         let twice = vec![tied(&["a"], &mut one), tied(&["a"], &mut other)];
-        let twice = patch.apply_in_place(twice, &Control::default());
+        let twice = put(&patch, twice, &Control::default());
         assert_eq!(twice.expect_err("twice").kind(), ErrorKind::InvalidRequest);
     }
 }
@@ -614,7 +624,7 @@ fn hostile_patches_are_refused() {
         assert!(error.message().contains(text), "{text}: {error}");
         let mut state = tensors();
         if let Ok(patch) = Patch::open(&open(&versions.patch())) {
-            let applied = patch.apply_in_place(memory(&mut state), &Control::default());
+            let applied = put(&patch, memory(&mut state), &Control::default());
             assert!(applied.is_ok() != (state == tensors()), "{text}");
             assert!(applied.is_err() || state == nudged(), "{text}");
         }
@@ -638,7 +648,7 @@ fn damaged_values_are_refused() {
         );
         let mut state = tensors();
         let memory = memory(&mut state);
-        let error = versions.open().apply_in_place(memory, &Control::default());
+        let error = put(&versions.open(), memory, &Control::default());
         let error = error.expect_err("damaged");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}");
         assert!(state == tensors() && error.message().starts_with("nothing was written"));
@@ -710,7 +720,7 @@ fn failed_second_reading_says_what_was_written() {
     // A patch that changes between both readings.
     fs::write(versions.patch(), b"another").expect("there is room");
     let error = patch
-        .put(&matched, &changes::Kept::new(), &control)
+        .put(&matched, &Kept::new(), &control)
         .expect_err("changed");
     drop(matched);
     assert!(
@@ -733,7 +743,7 @@ fn cancelled_calls_write_nothing() {
     );
     let store = StoreOptions::new();
     let mut state = tensors();
-    let in_place = versions.open().apply_in_place(memory(&mut state), &control);
+    let in_place = put(&versions.open(), memory(&mut state), &control);
     for outcome in [
         diff(&base, &new, &again, &store, &control),
         apply(&base, &versions.open(), &versions.path("out"), &control),

@@ -11,7 +11,7 @@
 use std::path::PathBuf;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::slice::from_raw_parts_mut;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -30,8 +30,8 @@ pub type Work = Box<dyn FnOnce(&Control) -> Result<String> + Send>;
 pub enum After {
     /// Remove the incomplete output of a call that failed: a call that is not waited for does not.
     Discard(PathBuf),
-    /// Wait until nothing uses the caller's memory.
-    Wait(Receiver<()>),
+    /// Wait until nothing uses the caller's memory, which is locked while something does.
+    Wait(Arc<Mutex<()>>),
 }
 
 impl After {
@@ -40,7 +40,7 @@ impl After {
         py.detach(|| match self {
             Self::Discard(out) if has_failed => tload_delta::discard(&out),
             Self::Discard(_) => {}
-            Self::Wait(ended) => drop(ended.recv()),
+            Self::Wait(memory) => drop(lock(&memory)),
         });
     }
 }
@@ -94,18 +94,36 @@ pub fn apply_into(targets: &Bound<'_, PyAny>, patch: Patch) -> PyResult<(Work, A
     });
     let memory = memory.collect::<Result<Vec<_>>>().and_then(grouped);
     let memory = memory.map_err(|error| exception(py, &error))?;
-    let (ends, ended) = channel::<()>();
+    let in_use = Arc::new(Mutex::new(()));
+    let after = After::Wait(Arc::clone(&in_use));
     let work = move |control: &Control| {
-        // Dropped last: nothing uses the memory then.
-        let _ends = ends;
-        let tensors = memory.iter().map(|(memory, names)| TensorMemory {
-            names: names.clone(),
-            bytes: lend(memory),
-        });
-        let summary = patch.apply_in_place(tensors.collect(), control)?;
+        let tensors = || {
+            let tensors = memory.iter().map(|(memory, names)| TensorMemory {
+                names: names.clone(),
+                bytes: lend(memory),
+            });
+            tensors.collect()
+        };
+        // A call that is cancelled does not begin to use the memory again: its caller has it.
+        let begin = || {
+            let guard = lock(&in_use);
+            control.check().map(|()| guard)
+        };
+        {
+            let _in_use = begin()?;
+            patch.check_fit(tensors())?;
+        }
+        // A store may not answer for minutes.
+        let kept = patch.fetch()?;
+        let _in_use = begin()?;
+        let summary = patch.apply_in_place(tensors(), &kept, control)?;
         Ok(json(&summary))
     };
-    Ok((Box::new(work), After::Wait(ended)))
+    Ok((Box::new(work), after))
+}
+
+fn lock(memory: &Mutex<()>) -> MutexGuard<'_, ()> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn json(summary: &Summary) -> String {
@@ -146,7 +164,8 @@ fn lend(memory: &Target) -> &mut [u8] {
     let address = usize::try_from(memory.address()).expect("an address of this process");
     let start = with_exposed_provenance_mut(address);
     // SAFETY: torch or numpy gave address and length, whose owner is in the target; `grouped` has
-    // refused others that share it, and the docs of `apply_into` forbid other use meanwhile. An
-    // empty target is dangling, which an empty slice may be.
+    // refused others that share it, and the docs of `apply_into` forbid other use until it returns,
+    // which it does not while the lock for the memory is held. An empty target is dangling, which an
+    // empty slice may be.
     unsafe { from_raw_parts_mut(start, memory.len()) }
 }
