@@ -7,11 +7,14 @@ import hashlib
 import json
 import os
 import re
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import tload
 from conftest import require
@@ -171,6 +174,31 @@ def test_manifest_is_written_to_the_store(s3: servers.S3, folder: Path) -> None:
         tload.verify(url, manifest=elsewhere, **keywords).check()
     with pytest.raises(tload.UnsupportedError, match="no manifest can be written to"):
         tload.verify(folder, write="http://127.0.0.1:1/it.json")
+
+
+def test_manifest_of_one_object_is_beside_it(s3: servers.S3, tmp_path: Path) -> None:
+    keywords: Any = {"store": s3.store}
+    file = tmp_path / "model.safetensors"
+    save_file({"a": np.arange(12, dtype=np.float32)}, file)
+    # Names of objects need no end, and may have that of another format.
+    for at, name in enumerate(("model.safetensors", "weights", "model.v2")):
+        s3.put("models", f"single{at}/{name}", file.read_bytes())
+        url = f"s3://models/single{at}/{name}"
+        assert tload.verify(url, write=True, **keywords).written == f"s3://models/single{at}/{MANIFEST}"
+        assert list(tload.load(url, **keywords)) == ["a"]
+        report = tload.verify(url, **keywords)
+        assert {each.outcome for each in report.files} == {"matches"}
+    # A path may be written as a URL.
+    local = tmp_path / "it.json"
+    assert tload.verify(url, write=local.as_uri(), **keywords).written == str(local)
+    tload.verify(url, manifest=local, **keywords).check()
+
+
+def test_timeout_bounds_the_question_whether_a_manifest_is_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
+        with pytest.raises(tload.LoadTimeoutError):
+            tload.verify("s3://models/m", write=True, timeout=0.5, store=store)
 
 
 def test_manifest_is_written_to_given_path(folder: Path, tmp_path: Path) -> None:

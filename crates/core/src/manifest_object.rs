@@ -1,9 +1,13 @@
 //! Manifest that a verification leaves in an object store.
 
+use std::sync::Arc;
+
 use tload_upload::SmallObject;
+use tload_write::objects::Client;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{Location, Protocol, StoreOptions};
+use crate::options::Protocol::{Azure, Gcs, S3};
+use crate::options::{Location, StoreOptions};
 use crate::verify::{FileError, MANIFEST_NAME, ManifestTarget, VerifyOptions, VerifyReport};
 
 /// Manifest that a verification leaves in an object store.
@@ -43,27 +47,26 @@ impl ManifestObject {
         options: &mut VerifyOptions,
         store: &StoreOptions,
     ) -> Result<Option<Self>> {
+        let is_store = |it: &Location| matches!(it.protocol(), Some(Azure | Gcs | S3));
         let target = match &options.write {
-            Some(ManifestTarget::Beside) => folder(location).join(MANIFEST_NAME),
+            Some(ManifestTarget::Beside) if is_store(location) => {
+                folder(location, store)?.join(MANIFEST_NAME)
+            }
             Some(ManifestTarget::Path(path)) => match path.to_str().map(Location::parse) {
                 Some(target) => target?,
                 None => return Ok(None),
             },
-            Some(ManifestTarget::Caller(_)) | None => return Ok(None),
-        };
-        let is_store = matches!(
-            target.protocol(),
-            Some(Protocol::S3 | Protocol::Gcs | Protocol::Azure)
-        );
-        match &options.write {
-            _ if is_store => {}
-            Some(ManifestTarget::Path(_)) if target.as_path().is_none() => {
-                // Without the URL: it may contain credentials.
-                let message = "the target is a URL that no manifest can be written to";
-                return Err(Error::new(ErrorKind::Unsupported, message)
-                    .with_hint("write to S3, GCS, Azure or a local path"));
-            }
             _ => return Ok(None),
+        };
+        if let Some(path) = target.as_path() {
+            options.write = Some(ManifestTarget::Path(path.to_owned()));
+            return Ok(None);
+        }
+        if !is_store(&target) {
+            // Without the URL: it may contain credentials.
+            let message = "the target is a URL that no manifest can be written to";
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .with_hint("write to S3, GCS, Azure or a local path"));
         }
         let object = SmallObject::open(&target, store, options.force)?;
         options.write = Some(ManifestTarget::Caller(target.clone()));
@@ -85,11 +88,15 @@ impl ManifestObject {
     }
 }
 
-/// Returns the directory of a checkpoint, which may be a file in it.
-fn folder(location: &Location) -> Location {
-    if location.has_extension("safetensors") || location.has_extension("json") {
-        location.parent()
-    } else {
-        location.clone()
-    }
+/// Returns the directory of a checkpoint, which may be a file in it: as for readers, that is what
+/// has the end of one, and a name below which there is nothing.
+fn folder(location: &Location, store: &StoreOptions) -> Result<Location> {
+    let mut ends = ["safetensors", "json", "tensors"].into_iter();
+    let is_file = ends.any(|it| location.has_extension(it)) || {
+        let list = |client: Arc<Client>| async move { client.list().await };
+        let level = Client::open(location, store)?.wait(list)?;
+        level.objects.is_empty() && level.prefixes.is_empty()
+    };
+    let folder = is_file.then(|| location.parent());
+    Ok(folder.unwrap_or_else(|| location.clone()))
 }

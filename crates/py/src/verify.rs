@@ -101,14 +101,8 @@ pub(crate) fn verify(
     opening.follow_symlinks = follow_symlinks;
     opening.key = key.map(KeyArgument::read).transpose().map_err(failed)?;
     let location = location.parse().map_err(failed)?;
-    let (place, of_store) = (location.clone(), opening.store.clone());
-    let (object, options) = interrupt::run(py, move || {
-        let object = ManifestObject::open(&place, &mut options, &of_store)?;
-        Ok((object, options))
-    })?;
-    let verification = Verification::new(&location)
-        .options(options)
-        .opening(opening);
+    let store = opening.store.clone();
+    let verification = Verification::new(&location).opening(opening);
     let control = verification.control();
     let watch = Watch {
         timeout,
@@ -121,7 +115,8 @@ pub(crate) fn verify(
         late: &|timeout| control.timed_out(timeout),
     };
     let report = watch.run(py, move || {
-        let mut report = verification.run()?;
+        let object = ManifestObject::open(&location, &mut options, &store)?;
+        let mut report = verification.options(options).run()?;
         if let Some(object) = object {
             object.finish(&mut report);
         }

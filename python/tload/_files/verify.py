@@ -194,7 +194,8 @@ def verify(
         The report of the verification, which is false if something is wrong.
 
     Raises:
-        LoadTimeoutError: It took longer than `timeout`.
+        LoadTimeoutError: It took longer than `timeout`. A manifest whose writing has begun may
+            still appear.
         CorruptError: The signature is not by the trusted signer.
         NotFoundError: The location, or a manifest or signature that was requested, does not exist.
         FormatError: A manifest or signature is malformed.
