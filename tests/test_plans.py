@@ -451,6 +451,12 @@ def test_overlaps_are_found(written: list[Written], is_found: bool) -> None:  # 
     assert overlaps(written) is is_found
 
 
+def test_boxes_with_huge_gaps_take_no_memory() -> None:
+    far = [Written(offset, (2,), (1 << 40,), 4) for offset in (0, 4)]
+    with pytest.raises(ValueError, match="too far apart"):
+        overlaps(far)
+
+
 def test_recordings_keep_no_stand_ins(tmp_path: Path) -> None:
     # An engine's heap is large: a collection that looks for cycles in it takes a second.
     make, tensors, _ = plan_models.zeroed()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -131,3 +134,121 @@ def test_nothing_is_written_of_other_patches_or_to_other_modules(files: tuple[Pa
     other = plan_models.Model({"a": plan_models.empty(4, 8)}, lambda *_: "a")
     with pytest.raises(plans.RefusedError, match="'b' is not as it was recorded"):
         plans.apply_into(plan, other, patch)
+
+
+def rewritten(patch: Path, record: str) -> Path:
+    """Give a patch another record."""
+    raw = patch.read_bytes()
+    size = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:size])
+    header["__metadata__"]["delta"] = record
+    text = json.dumps(header).encode()
+    other = patch.with_name("other.safetensors")
+    other.write_bytes(len(text).to_bytes(8, "little") + text + raw[size:])
+    return other
+
+
+@pytest.mark.parametrize("record", ["[" * 200_000, "{}", '{"tensors": [{"name": ["t"], "change": "whole"}]}', "5"])
+def test_records_of_patches_are_refused_as_by_name(files: tuple[Path, Path, Path], record: str) -> None:
+    base, _, patch = files
+    module = twice()
+    with tload.open(base) as checkpoint:
+        plan = recorded(module, checkpoint)
+    with pytest.raises(tload.FormatError):
+        plans.apply_into(plan, module, rewritten(patch, record))
+
+
+def test_options_are_checked_as_by_name(files: tuple[Path, Path, Path]) -> None:
+    base, _, patch = files
+    module = twice()
+    with tload.open(base) as checkpoint:
+        plan = recorded(module, checkpoint)
+    for options in ({"store": {"nonsense": 1}}, {"cache_dir": "/x"}, {"bogus": 3}):
+        with tload.open(patch) as opened:
+            wanted: list[str] = []
+            for apply in (tload.apply_into, lambda *given, **more: plans.apply_into(plan, *given, **more)):
+                with pytest.raises((tload.Error, TypeError)) as caught:
+                    apply(module, opened, **options)
+                wanted.append(str(caught.value))
+            assert wanted[0] == wanted[1]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
+        with pytest.raises(tload.LoadTimeoutError):
+            plans.apply_into(plan, module, "s3://bucket/patch.safetensors", timeout=0.5, store=store)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
+def test_an_exception_says_which_tensors_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    tensors = {name: plan_models.rand(4, 8) for name in "abc"}
+    base, _, patch = patched(tmp_path, tensors, changed(tensors, 3))
+
+    def own(self: Any, name: str, tensor: torch.Tensor) -> str:
+        getattr(self, name).data.copy_(tensor)
+        return name
+
+    module = plan_models.Model({name: plan_models.empty(4, 8) for name in tensors}, own)
+    with tload.open(base) as checkpoint:
+        plan = recorded(module, checkpoint)
+    before = digest(module)
+    with pytest.raises(tload.CorruptError) as caught:
+        plans.apply_into(plan, module, rewritten(patch, damaged(patch)))
+    assert caught.value.__notes__[-1] == "no parameter was written"
+    assert digest(module) == before
+
+    from tload.plans import patch as module_of_patches
+
+    copy = module_of_patches.copy
+    calls: list[int] = []
+
+    def failing(*given: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise failure
+        copy(*given)
+
+    monkeypatch.setattr(module_of_patches, "copy", failing)
+    with pytest.raises(failure) as interrupted:
+        plans.apply_into(plan, module, patch)
+    assert interrupted.value.__notes__ == ["1 of 3 tensors were written: load the parameters again"]
+
+
+def damaged(patch: Path) -> str:
+    """Return the record of a patch with the digests of other tensors."""
+    with tload.open(patch) as opened:
+        record = json.loads(opened.metadata["delta"])
+    for one in record["tensors"]:
+        one["sha256"] = "0" * 64
+    return json.dumps(record)
+
+
+def test_memory_that_two_storages_share_is_refused(tmp_path: Path) -> None:
+    tensors = {name: torch.zeros(4, 8) for name in "ab"}
+    others = {"a": torch.full((4, 8), 1.0), "b": torch.full((4, 8), 2.0)}
+    base, _, patch = patched(tmp_path, tensors, others)
+
+    def own(self: Any, name: str, tensor: torch.Tensor) -> str:
+        getattr(self, name).data.copy_(tensor)
+        return name
+
+    with tload.open(base) as checkpoint:
+        plan = recorded(plan_models.Model({name: torch.empty(4, 8) for name in "ab"}, own), checkpoint)
+    buffer = np.zeros((4, 8), dtype=np.float32)
+    module = plan_models.Model({name: torch.from_numpy(buffer) for name in "ab"}, own)
+    with pytest.raises(plans.RefusedError, match="'a' and 'b' share memory"):
+        plans.apply_into(plan, module, patch)
+    assert not buffer.any()
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_plans_work_under_any_default_device(files: tuple[Path, Path, Path], device: str) -> None:
+    base, new, patch = files
+    module = twice()
+    with torch.device(device):
+        with tload.open(base) as checkpoint:
+            plan = recorded(module, checkpoint)
+            plans.run(plan, module, checkpoint)
+        plans.apply_into(plan, module, patch)
+    with tload.open(new) as checkpoint:
+        assert digest(module) == normally(twice, checkpoint)

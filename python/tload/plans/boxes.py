@@ -61,7 +61,7 @@ def tensors_in(plan: Plan, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     nothing does, and short rows are left to torch: each is a transfer of its own for a copy engine.
     """
     rows, dims = plan.rows, plan.dims
-    chosen = torch.zeros(len(plan.sources), dtype=torch.bool)
+    chosen = torch.zeros(len(plan.sources), dtype=torch.bool, device="cpu")
     if not len(rows):
         return chosen
     tensor, place = rows[:, TENSOR], rows[:, PLACE]
@@ -69,11 +69,14 @@ def tensors_in(plan: Plan, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     size = _sizes(plan)
     pairs = _pairs(plan)[rows[:, SOURCE_DTYPE], rows[:, PLACE_DTYPE]]
     devices = [cuda.device_of(each) for each in tensors]
-    on_cpu = torch.tensor([each == "cpu" for each in devices])[place]
-    on_gpu = torch.tensor([each.startswith("cuda:") for each in devices])[place]
+    on_cpu = torch.tensor([each == "cpu" for each in devices], device="cpu")[place]
+    on_gpu = torch.tensor([each.startswith("cuda:") for each in devices], device="cpu")[place]
     # A dimension that reads elements again, or in another order than that of its strides.
-    is_nested = torch.ones(len(rows), dtype=torch.bool)
-    run, inner = torch.ones(len(rows), dtype=torch.int64), torch.ones(len(rows), dtype=torch.int64)
+    is_nested = torch.ones(len(rows), dtype=torch.bool, device="cpu")
+    run, inner = (
+        torch.ones(len(rows), dtype=torch.int64, device="cpu"),
+        torch.ones(len(rows), dtype=torch.int64, device="cpu"),
+    )
     for dim in range(dims - 1, -1, -1):
         used, stride = shape[:, dim] > 1, strides[:, dim]
         is_nested &= ~used | (stride >= inner)
@@ -85,8 +88,8 @@ def tensors_in(plan: Plan, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     chosen[tensor] = True
     chosen[tensor[~fits]] = False
     numbers: dict[str, int] = {}
-    device = torch.tensor([numbers.setdefault(each, len(numbers)) for each in devices])[place]
-    none = torch.zeros(len(plan.sources), dtype=torch.int64)
+    device = torch.tensor([numbers.setdefault(each, len(numbers)) for each in devices], device="cpu")[place]
+    none = torch.zeros(len(plan.sources), dtype=torch.int64, device="cpu")
     first = none.scatter_reduce(0, tensor, device, "amin", include_self=False)
     last = none.scatter_reduce(0, tensor, device, "amax", include_self=False)
     return chosen & (first == last)
@@ -136,7 +139,7 @@ def _load(plan: Plan, rows: torch.Tensor, tensors: Sequence[torch.Tensor], call:
 
 def described(plan: Plan, rows: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[list[str], _Boxes]:
     """Return the tensors of rows, and the rows as the core reads them."""
-    used = torch.zeros(len(plan.sources), dtype=torch.bool)
+    used = torch.zeros(len(plan.sources), dtype=torch.bool, device="cpu")
     used[rows[:, TENSOR]] = True
     names = [plan.sources[index].name for index in used.nonzero().flatten().tolist()]
     return names, (_memory(tensors), _casts(plan), plan.dims, _table(plan, rows, used), tensors)
@@ -174,7 +177,7 @@ def rounds(plan: Plan, rows: torch.Tensor) -> list[torch.Tensor]:
     high = low + (((shape - 1) * strides).sum(1) + 1) * size
     total = len(plan.sources)
     number = torch.bincount(tensor, minlength=total)
-    empty = torch.zeros(total, dtype=torch.int64)
+    empty = torch.zeros(total, dtype=torch.int64, device="cpu")
     apart = empty.index_add(0, tensor, high - low)
     first = empty.scatter_reduce(0, tensor, low, "amin", include_self=False)
     together = empty.scatter_reduce(0, tensor, high, "amax", include_self=False) - first
@@ -183,7 +186,7 @@ def rounds(plan: Plan, rows: torch.Tensor) -> list[torch.Tensor]:
         return [rows]
     order = tensor.argsort(stable=True)
     index = torch.empty_like(order)
-    index[order] = torch.arange(len(order)) - (number.cumsum(0) - number)[tensor[order]]
+    index[order] = torch.arange(len(order), device="cpu") - (number.cumsum(0) - number)[tensor[order]]
     index[~is_split[tensor]] = 0
     return [rows[index == each] for each in range(int(index.max()) + 1)]
 
@@ -208,7 +211,7 @@ def _given(tensor: object) -> object:
 
 def _sizes(plan: Plan) -> torch.Tensor:
     """Return the bytes of an element, by dtype."""
-    return torch.tensor([DTYPES[name].itemsize for name in plan.dtypes] or [1], dtype=torch.int64)
+    return torch.tensor([DTYPES[name].itemsize for name in plan.dtypes] or [1], dtype=torch.int64, device="cpu")
 
 
 def _casts(plan: Plan) -> list[tuple[str, str]]:
@@ -226,7 +229,7 @@ def _pairs(plan: Plan) -> torch.Tensor:
             return 0
         return numbers.get((_FLOATS.get(one, ""), _FLOATS.get(other, "")), -1)
 
-    return torch.tensor([[number(one, other) for other in plan.dtypes] for one in plan.dtypes])
+    return torch.tensor([[number(one, other) for other in plan.dtypes] for one in plan.dtypes], device="cpu")
 
 
 def _table(plan: Plan, rows: torch.Tensor, used: torch.Tensor) -> bytes:

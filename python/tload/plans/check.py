@@ -46,7 +46,9 @@ def require_replaced(plan: Plan, tensors: Sequence[torch.Tensor], write: Callabl
         before = {place: digest(tensors[place]) for place in doubtful}
         for _, view in _each(tensors, {place: boxes[place] for place in doubtful}):
             view.bitwise_not_()
-        chosen = torch.tensor([place in doubtful for place in plan.rows[:, PLACE].tolist()], dtype=torch.bool)
+        chosen = torch.tensor(
+            [place in doubtful for place in plan.rows[:, PLACE].tolist()], dtype=torch.bool, device="cpu"
+        )
         fills = tuple(fill for fill in plan.fills if fill.place in doubtful)
         write(dataclasses.replace(plan, rows=plan.rows[chosen], fills=fills))
         for place in doubtful:

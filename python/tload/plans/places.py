@@ -128,7 +128,7 @@ def bind(module: torch.nn.Module, places: Sequence[Place]) -> list[torch.Tensor]
     """
     known = {owner.name: owner.tensor for owner in _owners(module)}
     tensors = []
-    spans: dict[int, list[tuple[int, int, str]]] = {}
+    spans: dict[torch.device, list[tuple[int, int, str]]] = {}
     for place in places:
         tensor = known.get(place.name)
         if tensor is None or place_of(place.name, tensor) != place:
@@ -137,7 +137,11 @@ def bind(module: torch.nn.Module, places: Sequence[Place]) -> list[torch.Tensor]
         if tensor.is_meta:
             message = f"parameter {place.name!r} is on the meta device, which has no memory"
             raise RefusedError(message)
-        spans.setdefault(storage_of(tensor), []).append((*span(tensor), place.name))
+        low, high = span(tensor)
+        if high > low:
+            # Storages of other libraries' memory may be two for one.
+            start = tensor.data_ptr()
+            spans.setdefault(tensor.device, []).append((start, start + high - low, place.name))
         tensors.append(tensor.detach())
     for ordered in map(sorted, spans.values()):
         for (_, high, one), (low, _, other) in pairwise(ordered):

@@ -39,6 +39,9 @@ DIMS_MAX = 8
 ELEMENTS_MAX = 1 << 48
 """Most elements, and largest offset and stride: products of two are checked before they are made."""
 
+GAPS_MAX = 64
+"""Most bytes between interleaved boxes, for each byte of theirs: memory is needed to compare them."""
+
 DTYPES: dict[str, torch.dtype] = {
     str(value).removeprefix("torch."): value
     for name in dir(torch)
@@ -130,7 +133,9 @@ class Plan:
     def _bytes(self) -> list[int]:
         """Return the number of bytes that the boxes write, by parameter."""
         numbers = self.rows[:, FIXED : FIXED + self.dims].prod(1) * self._sizes()[1]
-        total = torch.zeros(len(self.places), dtype=torch.int64).index_add_(0, self.rows[:, PLACE], numbers)
+        total = torch.zeros(len(self.places), dtype=torch.int64, device="cpu").index_add_(
+            0, self.rows[:, PLACE], numbers
+        )
         return [int(each) for each in total]
 
     def check(self) -> None:
@@ -198,7 +203,7 @@ class Plan:
             if bool((rough > ELEMENTS_MAX).any()):
                 raise ValueError("a box is too large")
             ends = ((steps * strided).sum(1) + self.rows[:, column] + 1) * sizes
-            if bool((ends > torch.tensor(limits, dtype=torch.int64)[owner]).any()):
+            if bool((ends > torch.tensor(limits, dtype=torch.int64, device="cpu")[owner]).any()):
                 what = "tensor" if column == SOURCE_OFFSET else "parameter"
                 message = f"a box leaves its {what}"
                 raise ValueError(message)
@@ -214,11 +219,11 @@ class Plan:
             if end * DTYPES[fill.dtype].itemsize > place_bytes(self.places[fill.place]):
                 raise ValueError("a constant leaves its parameter")
             # Fails if no element of the dtype has this value.
-            torch.empty((), dtype=DTYPES[fill.dtype]).fill_(fill.value)
+            torch.empty((), dtype=DTYPES[fill.dtype], device="cpu").fill_(fill.value)
 
     def _sizes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the bytes of an element on each side, by row."""
-        sizes = torch.tensor([DTYPES[name].itemsize for name in self.dtypes] or [1], dtype=torch.int64)
+        sizes = torch.tensor([DTYPES[name].itemsize for name in self.dtypes] or [1], dtype=torch.int64, device="cpu")
         return sizes[self.rows[:, SOURCE_DTYPE]], sizes[self.rows[:, PLACE_DTYPE]]
 
     def written(self) -> dict[int, list[Written]]:
@@ -290,7 +295,11 @@ class Written(NamedTuple):
 
 
 def overlaps(boxes: Sequence[Written]) -> bool:
-    """Return whether an element is in two boxes, or twice in one."""
+    """Return whether an element is in two boxes, or twice in one.
+
+    Raises:
+        ValueError: They are too far apart to tell.
+    """
     ordered = sorted(boxes, key=Written.low)
     apart = all(one.high() <= other.low() for one, other in pairwise(ordered))
     if apart and all(box.is_nested() for box in ordered):
@@ -300,6 +309,9 @@ def overlaps(boxes: Sequence[Written]) -> bool:
     unit = sizes.pop() if len(sizes) == 1 else 1
     if start % unit:
         unit = 1
+    used = sum(_product(box.shape) * box.size for box in boxes)
+    if end - start > used * GAPS_MAX:
+        raise ValueError("boxes of a parameter are too far apart")
     seen = torch.zeros((end - start) // unit, dtype=torch.bool, device="cpu")
     for box in ordered:
         scale = box.size // unit

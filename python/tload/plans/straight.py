@@ -45,7 +45,7 @@ def tensors_in(
 ) -> torch.Tensor:
     """Return, by tensor, whether it is read so: as it is, in rows without gaps, and in the page cache."""
     rows, dims = plan.rows, plan.dims
-    none = torch.zeros(len(plan.sources), dtype=torch.bool)
+    none = torch.zeros(len(plan.sources), dtype=torch.bool, device="cpu")
     if not len(rows):
         return none
     shape = rows[:, FIXED : FIXED + dims]
@@ -53,8 +53,8 @@ def tensors_in(
     # One dimension is left of what has no gaps: plans join neighbours.
     is_row = ((shape > 1).sum(1) <= 1) & ((shape == 1) | ((strides == 1) & (steps == 1))).all(1)
     kinds = [DTYPES[name] for name in plan.dtypes]
-    is_same = torch.tensor([[one is other for other in kinds] for one in kinds])
-    on_cpu = torch.tensor([cuda.device_of(each) == "cpu" for each in tensors])
+    is_same = torch.tensor([[one is other for other in kinds] for one in kinds], device="cpu")
+    on_cpu = torch.tensor([cuda.device_of(each) == "cpu" for each in tensors], device="cpu")
     tensor = rows[:, TENSOR]
     fits = is_row & is_same[rows[:, SOURCE_DTYPE], rows[:, PLACE_DTYPE]] & on_cpu[rows[:, PLACE]]
     chosen = none.clone()
@@ -91,7 +91,7 @@ def load(plan: Plan, chosen: torch.Tensor, tensors: Sequence[torch.Tensor], chec
 
 def _sizes(plan: Plan, rows: torch.Tensor) -> torch.Tensor:
     """Return the bytes of an element, by row."""
-    sizes = torch.tensor([DTYPES[name].itemsize for name in plan.dtypes], dtype=torch.int64)
+    sizes = torch.tensor([DTYPES[name].itemsize for name in plan.dtypes], dtype=torch.int64, device="cpu")
     return sizes[rows[:, SOURCE_DTYPE]]
 
 
