@@ -246,6 +246,10 @@ def test_ranks_save_to_a_store(s3: servers.S3, tmp_path: Path) -> None:
     assert same(state, matrix_values())
     with pytest.raises(dcp().CheckpointException, match="a save is for an empty prefix"):
         dcp().save({"a": torch.ones(3)}, storage_writer=writer(url, store=s3.store))
+    # A place that a copy or another writer has claimed is not empty.
+    s3.put("models", "claimed/.tload-write", b"0123456789ab")
+    with pytest.raises(dcp().CheckpointException, match=r"\.tload-write' is there"):
+        dcp().save({"a": torch.ones(3)}, storage_writer=writer("s3://models/claimed", store=s3.store))
     # Files that a list names are no leftovers.
     assert tload.remove_incomplete(url, store=s3.store) == []
 

@@ -90,7 +90,7 @@ def test_what_is_no_adapter_is_an_error(s3: S3, adapters: _lora.Adapters) -> Non
     put_adapter(s3, "ia3", b'{"peft_type": "IA3"}')
     with pytest.raises(tload.InvalidRequestError, match="peft_type is 'IA3', wanted 'LORA'"):
         adapters.fetch("ia3")
-    for config in (b"{}", b"[]", b"no JSON"):
+    for config in (b"{}", b"[]", b"no JSON", b"[" * 100_000):
         put_adapter(s3, "odd", config)
         with pytest.raises(tload.InvalidRequestError, match="is no configuration of an adapter"):
             adapters.fetch("odd")

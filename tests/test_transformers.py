@@ -359,9 +359,10 @@ def test_remote_configurations_are_checked(dense: Path, web: servers.Web) -> Non
     with pytest.raises(tload.InvalidRequestError, match=r"there is no config\.json"):
         from_pretrained(auto(), url)
     web.requests.clear()
-    web.files["model/config.json"] = b"<html>"
-    with pytest.raises(tload.FormatError, match="not valid JSON"):
-        from_pretrained(auto(), url)
+    for content in (b"<html>", b"[" * 100_000):
+        web.files["model/config.json"] = content
+        with pytest.raises(tload.FormatError, match="not valid JSON"):
+            from_pretrained(auto(), url)
     web.files["model/config.json"] = b" " * (16 * 1024 * 1024 + 1)
     with pytest.raises(tload.FormatError, match=r"has 16\.0 MiB, at most 16\.0 MiB were expected"):
         from_pretrained(auto(), url)

@@ -51,7 +51,7 @@ def saved_offsets(location: str, metadata: dict[str, str]) -> dict[str, list[int
         return None
     try:
         return {name: list(map(operator.index, said["saved_offsets"])) for name, said in json.loads(text).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         message = f"{location}: {SHARDING_INFO} of the metadata is not what torch writes ({error!r})"
         raise FormatError(message, location=location) from error
 

@@ -56,6 +56,9 @@ WRITE = "tload.write"
 LIST = "tload-dcp.json"
 """Name of the list of files, which is written last."""
 
+CLAIM = ".tload-write"
+"""Name of the object by which another writer, or a copy, claims a prefix."""
+
 LIST_BYTES_MAX = 64 << 20
 """Longest list that is read."""
 
@@ -216,7 +219,7 @@ class StorageWriter(_StorageWriter):
 
     def _require_empty_prefix(self) -> None:
         names = [name for name, _ in _tload.list_files(self._path, store=self._pairs())]
-        found = next((name for name in names if not name.startswith(".")), None)
+        found = next((name for name in names if not name.startswith(".") or name == CLAIM), None)
         if found is not None:
             message = f"{show(self._path)}: a save is for an empty prefix, and {found!r} is there"
             raise advise(InvalidRequestError, message, "save to another prefix, or remove what is there")
@@ -347,7 +350,7 @@ def listed(location: str, store: Store | None) -> list[str] | None:
         return None
     try:
         names = json.loads(text)["files"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, RecursionError, TypeError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) and "/" not in name for name in names):
         message = f"{show(location)}: {LIST} is not a list of the files of a save"
@@ -366,5 +369,5 @@ def _sync(folder: Path) -> None:
 def _winner(location: Path) -> str:
     try:
         return f"write {json.loads((location / LIST).read_bytes())['write']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, RecursionError, TypeError):
         return "another program"

@@ -164,7 +164,7 @@ def _check(content: bytes, location: str, cls: Any, kwargs: Mapping[str, Any]) -
 
     try:
         fields = json.loads(content)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         message = f"{show(location)}: {CONFIG} is not valid JSON: {error}"
         raise FormatError(message, location=show(location)) from error
     code = fields.get("auto_map") if isinstance(fields, dict) else None

@@ -257,7 +257,7 @@ def _read_config(source: str) -> bytes | None:
 def _check(config: bytes, source: str) -> None:
     try:
         kind = json.loads(config)["peft_type"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, RecursionError, TypeError) as error:
         message = f"{show(source)}: {CONFIG} is no configuration of an adapter: {type(error).__name__}"
         raise InvalidRequestError(message) from error
     if kind != "LORA":
