@@ -173,6 +173,7 @@ def test_options_are_checked_as_by_name(files: tuple[Path, Path, Path]) -> None:
             assert wanted[0] == wanted[1]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
+        # Any stage of the opening may be the one that it ends.
         with pytest.raises(tload.LoadTimeoutError):
             plans.apply_into(plan, module, "s3://bucket/patch.safetensors", timeout=0.5, store=store)
 

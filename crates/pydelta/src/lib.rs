@@ -165,7 +165,7 @@ fn lend(memory: &Target) -> &mut [u8] {
     let start = with_exposed_provenance_mut(address);
     // SAFETY: torch or numpy gave address and length, whose owner is in the target; `grouped` has
     // refused others that share it, and the docs of `apply_into` forbid other use until it returns,
-    // which it does not while the lock for the memory is held. An empty target is dangling, which an
-    // empty slice may be.
+    // which it does not while the lock for the memory is held. An empty target is dangling, which
+    // an empty slice may be.
     unsafe { from_raw_parts_mut(start, memory.len()) }
 }
