@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    import servers
+
 VECTORS = Path(__file__).parent.parent / "crates/sealed/tests/vectors.json"
 
 
@@ -343,7 +345,7 @@ def test_saved_checkpoints_are_sealed_to_recipients(plain: Path, tmp_path: Path)
     [
         ("other", {"manifest": True}, "with a manifest of its own"),
         ("other.safetensors", {}, "a sealed checkpoint is a directory"),
-        ("other", {"recipients": ["age2"]}, '"age2" is no recipient'),
+        ("other", {"recipients": ["age1x"]}, '"age1x" is no recipient'),
         ("full", {}, "not empty"),
         ("full", {"replace": True}, "plain names are for a new directory"),
         ("other", {"key": "{}"}, "keyset"),
@@ -366,3 +368,64 @@ def test_tensors_that_are_not_known_are_not_sealed(key: Path, tmp_path: Path) ->
     with pytest.raises(TypeError, match="recipients=: wanted a list of str"):
         tload.save({"a": np.zeros(2)}, tmp_path / "other", recipients=RECIPIENT)
     assert not (tmp_path / "other").exists()
+
+
+def test_key_of_other_checkpoints_is_not_wrapped_to_recipients(
+    plain: Path, sealed: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyrage = require("pyrage")
+    recipient = str(pyrage.x25519.Identity.generate().to_public())
+    for name, value in (("TLOAD_KEY_FILE", str(key)), ("TLOAD_KEY", key.read_text()), ("TLOAD_KEY_COMMAND", "cat k")):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, value)
+            ran = command("seal", plain, sealed.with_name("other"), "--recipient", recipient)
+            assert ran.returncode == 2, name
+            assert "a key for reading is set in the environment" in ran.stderr
+            assert not sealed.with_name("other").exists()
+    # On purpose, it is.
+    ran = command("seal", plain, sealed.with_name("other"), "--recipient", recipient, "--key-file", key)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_recipients_that_are_keys_are_not_shown(plain: Path, sealed: Path, key: Path, tmp_path: Path) -> None:
+    value = json.loads(key.read_text())["key"][0]["keyData"]["value"]
+    for number, text in enumerate((key.read_text(), "ab" * 32, "correct horse battery")):
+        listed = tmp_path / f"recipients{number}"
+        listed.write_text(f"# mine\n{text}\n")
+        target, new = sealed.with_name("other"), tmp_path / "new.json"
+        for given in (("-R", listed), ("--recipient", text)):
+            ran = command("seal", plain, target, *given, "--new-key-file", new)
+            assert ran.returncode == 2
+            assert not any(secret in ran.stderr for secret in (value, "ab" * 8, "horse")), ran.stderr
+            assert "is no recipient of age" in ran.stderr
+            assert not target.exists()
+            # The corrected command creates it.
+            assert not new.exists()
+        assert f"{listed}:2" in command("seal", plain, target, "-R", listed).stderr
+
+
+def test_files_without_a_usable_name_are_not_left_out(plain: Path, key: Path) -> None:
+    (plain / os.fsdecode(b"\xff.json")).touch()
+    ran = command("seal", plain, plain.with_name("sealed"), "--new-key-file", key)
+    assert ran.returncode == 2, ran.stderr
+    assert not plain.with_name("sealed").exists()
+    assert not key.exists()
+
+
+def test_directory_with_a_file_of_its_name_is_sealed(plain: Path, key: Path) -> None:
+    (plain / plain.name).write_text("notes")
+    ran = command("seal", plain, plain.with_name("sealed"), "--new-key-file", key)
+    assert ran.returncode == 0, ran.stderr
+    ran = command("unseal", plain.with_name("sealed"), plain.with_name("back"), "--key-file", key)
+    assert ran.returncode == 0, ran.stderr
+    assert contents(plain.with_name("back")) == contents(plain)
+
+
+def test_index_that_a_web_server_lacks_is_missed(sealed: Path, key: Path, web: servers.Web) -> None:
+    # A reader that finds no index would take this file for the model.
+    for path in sealed.iterdir():
+        web.files[f"model/{path.name}"] = path.read_bytes()
+    assert tload.open(f"{web.url}/model", key=key)
+    del web.files["model/model.safetensors.index.json"]
+    with pytest.raises(tload.NotFoundError, match=r'lacks its file "model\.safetensors\.index\.json"'):
+        tload.open(f"{web.url}/model", key=key)

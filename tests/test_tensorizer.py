@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,3 +190,56 @@ def test_served_files_stay_encrypted_on_the_way_and_in_the_cache(tmp_path: Path)
                 tload.open(url)
         finally:
             server.terminate()
+
+
+def entry(name: str, header: int, start: int, length: int) -> bytes:
+    """Return the entry of a tensor of eight floats, whose bytes are in no box."""
+    raw = name.encode()
+    numbers = struct.pack("<BIQQQ", 1, 8, header, start, length)
+    return struct.pack("<H", len(raw)) + raw + b"\0" + b"\x03<f4" + numbers
+
+
+def forged(length: int) -> bytes:
+    """Return an encrypted file of version 4 whose last entry is beyond the bytes that are read first.
+
+    With a length, that tensor is plain.
+    """
+    names = [*(str(index) * 60_000 for index in range(5)), "w"]
+    size = sum(len(entry(name, 0, 0, 0)) for name in names)
+    end = 73 + size
+    entries = [entry(name, end + 64 * index, end + 64 * index + 40, 0) for index, name in enumerate(names[:-1])]
+    last = end + 64 * (len(names) - 1)
+    entries.append(entry("w", last, last + 40, length))
+    start = b"|TZR|" + struct.pack("<I", 4) + bytes([1]) + bytes(47) + struct.pack("<QQ", len(names), size)
+    whole = start + b"".join(entries)
+    return whole + bytes(last + 40 - len(whole)) + np.full(8, 666, np.float32).tobytes()
+
+
+def test_index_is_read_once() -> None:
+    """A server may answer two reads of an index differently: the key is tried with what is loaded."""
+    answers = [forged(0), forged(32)]
+    tails: list[int] = []
+
+    class Responder(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+            assert asked
+            first, last = int(asked[1]), min(int(asked[2]) + 1, len(answers[0]))
+            if first:
+                tails.append(first)
+            body = answers[len(tails) > 1][first:last]
+            self.send_response(206)
+            self.send_header("ETag", '"one"')
+            self.send_header("Content-Range", f"bytes {first}-{last - 1}/{len(answers[0])}")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Responder) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/model.tensors"
+        assert "w" not in tload.load(url, key="correct horse battery", framework="numpy")
+        server.shutdown()
+    assert len(tails) == 1

@@ -1,5 +1,7 @@
 //! Keys: what a text may be, and which key opens the tensors of a file.
 
+use std::sync::{Mutex, PoisonError};
+
 use tload_tensorizer::{DecryptError, Derivation, Encryption, KEY_BYTES, Key, Secret, Tensor};
 use zeroize::Zeroizing;
 
@@ -13,6 +15,9 @@ pub const DERIVED_MAX: usize = 8;
 
 /// Tensors whose first boxes tell whether the key is right: one of them may be damaged.
 const TRIED: usize = 3;
+
+/// Held while a key is derived.
+static DERIVING: Mutex<()> = Mutex::new(());
 
 /// Encrypted tensor.
 pub(crate) type Encrypted<'a> = (&'a Tensor, Encryption);
@@ -114,7 +119,11 @@ fn right_key(source: &dyn Source, mut own: Vec<&Encrypted<'_>>, text: &[u8]) -> 
     let mut are_any = false;
     for candidate in candidates {
         are_any = true;
-        let key = candidate.key(encryption);
+        let key = {
+            // One at a time: a derivation takes as much memory as the file asks for.
+            let _deriving = DERIVING.lock().unwrap_or_else(PoisonError::into_inner);
+            candidate.key(encryption)
+        };
         let key = key.map_err(|error| underivable(&error).with_location(source.location()))?;
         let opens = |((_, encryption), first): (&&Encrypted<'_>, &Vec<u8>)| {
             let boxes = &encryption.boxes;

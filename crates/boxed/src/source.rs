@@ -33,19 +33,14 @@ struct BoxedSource {
     transform: Arc<dyn Transform>,
 }
 
-/// Opens an encrypted file of Tensorizer, given its first bytes, with a key, and returns up to
-/// `len` of its first bytes.
+/// Opens an encrypted file of Tensorizer, given its first bytes, with a key, and returns its first
+/// bytes, with the index that was read.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::PermissionDenied`] for another key; [`ErrorKind::InvalidRequest`] for a file that
 /// is not encrypted; those of reading index, headers and the text of the key.
-pub fn open(
-    stored: Arc<dyn Source>,
-    first: Vec<u8>,
-    len: usize,
-    text: &KeyText<'_>,
-) -> Result<OpenedSource> {
+pub fn open(stored: Arc<dyn Source>, first: Vec<u8>, text: &KeyText<'_>) -> Result<OpenedSource> {
     let first_bytes = first.len();
     let opened = match opened(&*stored, first, text) {
         // Wrong bytes that once got into the cache would fail every start.
@@ -54,8 +49,9 @@ pub fn open(
         }
         opened => opened,
     };
-    let (file, mut bytes) = opened?;
-    bytes.truncate(len);
+    // With the whole index, however long: read again, it might be another one, whose tensors are in
+    // no box.
+    let (file, bytes) = opened?;
     let file = Arc::new(file);
     let source = BoxedSource {
         stored,

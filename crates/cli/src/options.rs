@@ -149,6 +149,15 @@ pub(crate) fn key(args: &KeyArgs) -> Result<Option<Key>> {
     }
 }
 
+/// Returns whether the key is that of a variable.
+pub(crate) fn is_key_set(args: &KeyArgs) -> bool {
+    let set = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
+    let (file, command) = (set("TLOAD_KEY_FILE"), set("TLOAD_KEY_COMMAND"));
+    set("TLOAD_KEY").is_some()
+        || file.is_some_and(|it| args.key_file.as_ref().is_some_and(|file| *file == *it))
+        || command.is_some_and(|it| args.key_command.as_ref().is_some_and(|text| **text == *it))
+}
+
 fn pair(option: &OsStr) -> Result<(String, String)> {
     let text = option.to_str().ok_or_else(|| {
         // Without the text, which may be a secret.

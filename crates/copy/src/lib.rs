@@ -50,7 +50,7 @@ pub use job::CopyJob;
 pub use journal::Origin;
 #[doc(hidden)]
 pub use list::Entry;
-pub use listed::{ListedFile, list_files};
+pub use listed::{ListedFile, list_files, list_files_or};
 pub use near::suggest_near;
 pub use paths::components;
 pub use plan::{CopyAction, CopyPlan, PlannedFile};

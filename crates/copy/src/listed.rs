@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::CopyOptions;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fetch::Sources;
 use crate::list::{self, Listing};
 use crate::options::{Location, StoreOptions};
@@ -48,7 +48,24 @@ pub struct ListedFile {
 /// # Ok::<(), tload::Error>(())
 /// ```
 pub fn list_files(source: impl Into<Location>, store: &StoreOptions) -> Result<Vec<ListedFile>> {
-    let source = &source.into();
+    list_files_or(&source.into(), store, |error| {
+        tracing::info!(target: "tload::notes", "{}", error.message());
+        Ok(())
+    })
+}
+
+/// Like [`list_files`], and passes the error about files with names that cannot be used to
+/// `left_out`, which may return it.
+///
+/// # Errors
+///
+/// Those of [`list_files`] and of `left_out`.
+#[doc(hidden)]
+pub fn list_files_or(
+    source: &Location,
+    store: &StoreOptions,
+    left_out: impl FnOnce(Error) -> Result<()>,
+) -> Result<Vec<ListedFile>> {
     let options = CopyOptions {
         hidden: true,
         ..CopyOptions::default()
@@ -63,7 +80,7 @@ pub fn list_files(source: impl Into<Location>, store: &StoreOptions) -> Result<V
         entries, unusable, ..
     } = list::find(source, &filter, &sources, &ongoing)?;
     if !unusable.is_empty() {
-        tracing::info!(target: "tload::notes", "{}", unusable::error(&unusable, source).message());
+        left_out(unusable::error(&unusable, source))?;
     }
     for entry in entries {
         let mut bytes = entry.listed.map(|listed| listed.len);

@@ -56,9 +56,17 @@ impl Recipients {
         } else if let Ok(recipient) = text.parse::<plugin::Recipient>() {
             self.plugins.push(recipient);
         } else {
-            let message = format!("{:?} is no recipient of age", shortened(text));
-            return Err(Error::invalid_request(message)
-                .with_hint("a recipient begins with age1, ssh-ed25519 or ssh-rsa"));
+            // Anything else may be a key.
+            let is_public = ["age1", "ssh-"].iter().any(|it| text.starts_with(it));
+            let shown = if is_public {
+                format!("{:?}", shortened(text))
+            } else {
+                "a text".to_owned()
+            };
+            return Err(
+                Error::invalid_request(format!("{shown} is no recipient of age"))
+                    .with_hint("a recipient begins with age1, ssh-ed25519 or ssh-rsa"),
+            );
         }
         Ok(())
     }
@@ -82,10 +90,11 @@ impl Recipients {
     /// Those of reading the file and of [`Self::add`].
     pub fn add_file(&mut self, path: &Path) -> Result<()> {
         let text = read_text(path)?;
-        for line in text.lines().map(str::trim) {
+        for (number, line) in (1..).zip(text.lines().map(str::trim)) {
             if !line.is_empty() && !line.starts_with('#') {
+                let location = format!("{}:{number}", path.display());
                 let added = self.add(line);
-                added.map_err(|error| error.with_location(path.display()))?;
+                added.map_err(|error| error.with_location(location))?;
             }
         }
         Ok(())

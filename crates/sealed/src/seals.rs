@@ -58,7 +58,7 @@ impl Seals {
                 if !self.is_sealed(location) {
                     let (source, bytes) = open(location, first)?;
                     if tload_boxed::begins(&bytes) {
-                        return tload_boxed::open(source, bytes, first, &|| key.bytes());
+                        return tload_boxed::open(source, bytes, &|| key.bytes());
                     }
                 }
                 let folder = location.parent();

@@ -13,7 +13,7 @@ use tload_base::options::location::hexadecimal;
 use tload_base::options::{Location, StoreOptions};
 use tload_base::sync::cancel::CancelFlag;
 use tload_base::sync::parallel::parallel_map;
-use tload_copy::{ListedFile, components, list_files};
+use tload_copy::{ListedFile, components, list_files_or};
 use tload_partial::Partial;
 use tload_storage::{FileSource, ObjectSource, Source};
 
@@ -71,11 +71,19 @@ pub fn seal(
 ) -> Result<WrittenCheckpoint> {
     let new = NewCheckpoint::new(options.algorithm, &options.recipients, options.key.as_ref())?;
     let plain = globs(&options.plain)?;
-    let listed = list_files(from.clone(), store)?;
+    let listed = list_files_or(from, store, Err)?;
     require_unsealed(&listed, from)?;
+    // A source that is a file is listed under its own name.
+    let is_object = || matches!(&*listed, [file] if file.name == from.file_name());
+    let is_file = from.as_path().map_or_else(is_object, Path::is_file);
     let target = Target::new(to)?;
     let write = |file: &ListedFile| -> Result<ManifestEntry> {
-        let source = open_stored(&place(from, &file.name), store)?;
+        let location = if is_file {
+            from.clone()
+        } else {
+            from.join(&file.name)
+        };
+        let source = open_stored(&location, store)?;
         let sealer = (!plain.is_match(&file.name)).then(|| new.sealer(&file.name));
         let header = sealer
             .as_ref()
@@ -102,7 +110,7 @@ pub fn seal(
         writer.write(&bytes)?;
         writer.finish()?;
     }
-    target.finish()?;
+    target.finish(cancel)?;
     Ok(written)
 }
 
@@ -146,7 +154,7 @@ pub fn unseal(
     };
     let written = parallel_map(entries, THREADS, write).into_iter();
     written.collect::<Result<()>>()?;
-    target.finish()?;
+    target.finish(cancel)?;
     Ok(WrittenCheckpoint {
         files: entries.len(),
         bytes: entries.iter().map(|entry| entry.bytes).sum(),
@@ -215,11 +223,7 @@ fn write_file(
 ) -> Result<String> {
     let (mut digest, mut stored, mut at) = (Context::new(&SHA256), Vec::new(), 0);
     while at < source.len() {
-        if cancel.is_cancelled() {
-            return Err(
-                Error::new(ErrorKind::Cancelled, "was cancelled").with_location(&writer.location)
-            );
-        }
+        unless_cancelled(cancel).map_err(|error| error.with_location(&writer.location))?;
         let bytes = source.fetch(at, READ_BYTES)?;
         if bytes.is_empty() {
             return Err(ended(source, at));
@@ -250,14 +254,6 @@ fn open_stored(location: &Location, store: &StoreOptions) -> Result<Arc<dyn Sour
         return Ok(Arc::new(FileSource::open(location)?));
     }
     Ok(Arc::new(ObjectSource::at(location, store)?))
-}
-
-/// Returns the location of a listed file: a source that is a file is listed under its own name.
-fn place(from: &Location, name: &str) -> Location {
-    if from.as_path().is_some_and(Path::is_file) || from.file_name() == name {
-        return from.clone();
-    }
-    from.join(name)
 }
 
 fn require_unsealed(listed: &[ListedFile], from: &Location) -> Result<()> {
@@ -315,14 +311,23 @@ impl Target {
         Ok(Writer::new(file, &path.display()))
     }
 
-    /// Gives the directory its name, once all is on the disk.
-    fn finish(self) -> Result<()> {
+    /// Gives the directory its name, once all is on the disk. A caller that has cancelled may be
+    /// removing it.
+    fn finish(self, cancel: &CancelFlag) -> Result<()> {
         sync_folders(self.0.beside()).map_err(|error| {
             let location = self.0.path().display();
             Error::from_write("cannot finish the directory", error).with_location(location)
         })?;
+        unless_cancelled(cancel)?;
         self.0.complete(false)
     }
+}
+
+fn unless_cancelled(cancel: &CancelFlag) -> Result<()> {
+    if cancel.is_cancelled() {
+        return Err(Error::new(ErrorKind::Cancelled, "was cancelled"));
+    }
+    Ok(())
 }
 
 /// Waits until storage has the names in the directories below.

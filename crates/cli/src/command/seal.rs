@@ -26,18 +26,25 @@ pub(crate) fn seal(args: &SealArgs, interrupt: &Interrupt, out: &mut dyn Write) 
         CipherArg::Aes256 => Algorithm::Aes256,
         CipherArg::Aes128 => Algorithm::Aes128,
     };
+    let from = options::location(&args.from)?;
+    let store = options::store(&args.store, Some(&from))?;
+    let recipients = recipients(&args.recipients)?;
     let key = match &args.new_key_file {
         Some(path) => {
             sealed::write_new_key(algorithm, path)?;
             Some(Key::from_file(path))
         }
+        None if !recipients.is_empty() && options::is_key_set(&args.key) => {
+            // With that of other checkpoints, the recipients could read those too.
+            let message = "there are recipients, and a key for reading is set in the environment";
+            return Err(Error::invalid_request(message)
+                .with_hint("unset TLOAD_KEY, TLOAD_KEY_FILE and TLOAD_KEY_COMMAND: the checkpoint gets a data key of its own"));
+        }
         None => options::key(&args.key)?,
     };
-    let from = options::location(&args.from)?;
-    let store = options::store(&args.store, Some(&from))?;
     let how = SealOptions {
         algorithm,
-        recipients: recipients(&args.recipients)?,
+        recipients,
         key,
         plain: args.plain.clone(),
     };
