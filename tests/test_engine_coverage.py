@@ -280,6 +280,15 @@ def test_unrecorded_loads_compare_shapes_only() -> None:
         reload.check(before, {"a.weight": ("BF16", (1,))}, "new")
 
 
+def test_reloads_of_wrapped_layers_forget_no_tensor() -> None:
+    """With LoRA, vLLM gives parameters other names, so that a reload does not see all that is used."""
+    after = reload.Loaded.of(ENTRIES, {"a.weight"}, BEFORE)
+    assert after.used == {"a.weight", "b.weight"}
+    assert reload.Loaded.of({"b.weight": ENTRIES["b.weight"]}, {"b.weight"}, BEFORE).used == {"b.weight"}
+    assert reload.Loaded.of(ENTRIES, {"a.weight", "other"}, None).used == {"a.weight"}
+    assert reload.Loaded.of(ENTRIES, None, BEFORE).used is None
+
+
 def test_only_parameters_of_the_first_load_are_judged() -> None:
     """Engines undo ties while they reload, and add parameters when they process weights."""
     torch = require("torch")
@@ -311,6 +320,14 @@ def test_only_parameters_of_the_first_load_are_judged() -> None:
     assert first == [{"a"}, {"a"}]
     model = Model("ab")
     watch.arm(model, watch.Watch(**about, known=first[1]))
+    model.load_weights(iter(weights))
+    # Those that a first load was let go without are not judged at a reload.
+    lacking: list[Any] = []
+    warns = {**about, "missing_weights": "warn"}
+    watch.arm(model, watch.Watch(**warns, done=lambda *what: lacking.extend(what)))
+    model.load_weights(iter(weights))
+    assert lacking == [{"a"}, {"a"}]
+    watch.arm(model, watch.Watch(**about, known=lacking[1]))
     model.load_weights(iter(weights))
     watch.arm(model, watch.Watch(**about, replaces=True))
     with pytest.raises(ValueError, match=f"'b' .*nothing was written(.*\n)*.*{watch.GONE}"):

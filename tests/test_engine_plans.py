@@ -3,8 +3,11 @@ it, and whatever speaks against one leaves the load to the engine's loader."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -362,3 +365,57 @@ def test_form_is_the_same_for_the_same_model_and_names_what_differs() -> None:
         change(after)
         assert form.difference(form.of(before), form.of(after)) == name
         assert form.digest(form.of(before)) != form.digest(form.of(after))
+
+
+@pytest.mark.parametrize("changed", ["loaders", "helpers", "classes"])
+def test_form_has_the_sources_of_what_loads_parameters(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "kinds_of_parameters"
+    package.mkdir()
+    sources = {
+        "__init__": "",
+        "loaders": "from kinds_of_parameters.helpers import half\n\ndef load(*given):\n    half(*given)\n",
+        "helpers": "def half(*given): ...\n",
+        "classes": "import torch\n\nclass Own(torch.nn.Parameter): ...\n",
+    }
+    for name, text in sources.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def digest() -> str:
+        loaders, classes = (importlib.import_module(f"{package.name}.{name}") for name in ("loaders", "classes"))
+        model = Linear()
+        weight = classes.Own(torch.zeros(4, 4))
+        weight.weight_loader = functools.partial(loaders.load, 1)
+        model.register_parameter("own", weight)
+        found = form.digest(form.of(model))
+        for name in [name for name in sys.modules if name.startswith(package.name)]:
+            del sys.modules[name]
+        return found
+
+    before = digest()
+    assert digest() == before
+    importlib.invalidate_caches()
+    with (package / f"{changed}.py").open("a") as file:
+        file.write("# another version\n")
+    assert digest() != before
+
+
+def test_plans_of_processes_with_one_number_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes in containers that share a directory of plans."""
+    from tload.plans import disk
+
+    tmp_path.chmod(0o700)
+    rename, kept = type(tmp_path).rename, []
+
+    def while_another_writes(self: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        kept.append(disk.save_refusal(tmp_path / "a.plan", "key", "another"))
+        return rename(self, target)
+
+    monkeypatch.setattr(type(tmp_path), "rename", while_another_writes)
+    assert disk.save_refusal(tmp_path / "a.plan", "key", "reason")
+    assert kept == [True]
+    assert disk.refusal(tmp_path / "a.plan", "key") == "reason"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.plan"]

@@ -7,10 +7,12 @@ a load by the plan would leave that out. Knows no engine.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import sys
+import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -29,9 +31,19 @@ OPENED = ("quant_method", "scheme", "quant_config")
 TORCH = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
 """Attributes of modules of torch that are looked at in other ways."""
 
+VERSIONED = frozenset({"torch", "tload", *sys.stdlib_module_names})
+"""Packages whose version stands for their sources."""
+
 MAP = "_map"
 """End of the names of tensors whose values are facts: which experts a rank has. Other tensors may
 have arbitrary values before they are loaded."""
+
+
+class Function(NamedTuple):
+    """A function or method."""
+
+    module: str
+    name: str
 
 
 def of(model: torch.nn.Module) -> Form:
@@ -40,15 +52,17 @@ def of(model: torch.nn.Module) -> Form:
 
 
 def digest(form: Form) -> str:
-    """Return a digest of a form, and of the sources of all classes in it."""
+    """Return a digest of a form, and of the sources of all classes and functions in it.
+
+    Those of what these use count too, as far as it is in the same packages.
+    """
     found = hashlib.sha256()
     for name, fact in sorted(form.items()):
         if isinstance(fact, type):
             found.update(f"{name}={_class(fact)}\n".encode())
         else:
             found.update(f"{name}={fact!r}\n".encode())
-    files = {file for fact in form.values() if isinstance(fact, type) for file in _files(fact)}
-    for content in sorted(hashlib.sha256(Path(file).read_bytes()).digest() for file in files):
+    for content in sorted(hashlib.sha256(Path(file).read_bytes()).digest() for file in _sources(form)):
         found.update(content)
     return found.hexdigest()
 
@@ -94,6 +108,7 @@ def _attribute(name: str, value: Any) -> Iterator[tuple[str, object]]:
     elif isinstance(value, torch.Tensor):
         lazy = torch.nn.parameter.is_lazy(value)
         yield name, (_class(type(value)), str(value.dtype), None if lazy else tuple(value.shape))
+        yield f"{name}:class", type(value)
         if name.endswith(MAP) and not lazy and not value.is_meta:
             yield f"{name}:values", tuple(value.detach().reshape(-1).tolist())
     elif isinstance(value, torch.nn.Module):
@@ -103,12 +118,14 @@ def _attribute(name: str, value: Any) -> Iterator[tuple[str, object]]:
         if isinstance(value, (tuple, list)) and all(isinstance(each, PLAIN) for each in value):
             yield f"{name}:values", tuple(value)
     elif callable(value) and hasattr(value, "__qualname__"):
-        yield name, f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+        yield name, Function(getattr(value, "__module__", None) or "", value.__qualname__)
         owner = getattr(value, "__self__", None)
         if owner is not None:
             yield f"{name}:of", type(owner)
     else:
         yield name, type(value)
+        if isinstance(value, functools.partial):
+            yield from _attribute(f"{name}:func", value.func)
 
 
 def _is_empty(fact: object) -> bool:
@@ -123,13 +140,27 @@ def _class(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _files(kind: type) -> Iterator[str]:
-    """Yield the sources of a class and its bases, except those of torch, whose version counts."""
-    for each in kind.__mro__:
-        module: Any = sys.modules.get(each.__module__)
+def _sources(form: Form) -> set[str]:
+    """Return the files of all classes and functions of a form, and of what they use."""
+    names = {fact.module for fact in form.values() if isinstance(fact, Function)}
+    names |= {kind.__module__ for fact in form.values() if isinstance(fact, type) for kind in fact.__mro__}
+    packages = {name.partition(".")[0] for name in names} - VERSIONED
+    files, seen = set(), set[str]()
+    while names:
+        name = names.pop()
+        if name in seen or name.partition(".")[0] not in packages:
+            continue
+        seen.add(name)
+        module: Any = sys.modules.get(name)
         file = getattr(module, "__file__", None)
-        if file is not None and file.endswith(".py") and each.__module__.partition(".")[0] != "torch":
-            yield file
+        if file is None or not file.endswith(".py"):
+            continue
+        files.add(file)
+        for value in list(vars(module).values()):
+            # Without `isinstance`: it would let modules that are imported when they are used be so.
+            if issubclass(type(value), (type, types.FunctionType)):
+                names.add(getattr(value, "__module__", None) or "")
+    return files
 
 
 def plain(values: Mapping[str, object]) -> dict[str, object]:

@@ -28,6 +28,17 @@ class Loaded:
     used: Collection[str] | None
     """Names of those that the engine copied to parameters, or `None` if that was not recorded."""
 
+    @classmethod
+    def of(cls, entries: Mapping[str, Entry], used: set[str] | None, before: Loaded | None) -> Loaded:
+        """Return what a load has used, after the one before.
+
+        A reload tells of fewer tensors than the first load: an engine may have wrapped layers since,
+        whose parameters have other names.
+        """
+        if used is not None:
+            used = (used | set(() if before is None else before.used or ())) & entries.keys()
+        return cls(entries, used)
+
 
 def check(before: Loaded, found: Mapping[str, Entry], shown: str) -> None:
     """Check that other weights can replace those that a model was loaded from.

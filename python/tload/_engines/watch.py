@@ -49,7 +49,8 @@ class Watch:
     """Load by a plan, if the weights allow one."""
     done: Callable[[set[str] | None, Collection[str]], None] = lambda _used, _names: None
     """Called after a load without errors with the names of the tensors that were copied to
-    parameters, or `None` if that was not recorded, and with those of the parameters."""
+    parameters, or `None` if that was not recorded, and with those of the parameters, except such as
+    got no weights."""
 
 
 def arm(model: torch.nn.Module, watch: Watch) -> None:
@@ -115,7 +116,7 @@ def _run(model: torch.nn.Module, watch: Watch, load: Callable[[Any], Any], weigh
         parts=watch.parts,
     )
     _tell(verdict, watch, type(model).__name__)
-    watch.done(used, names)
+    watch.done(used, frozenset(names) - {one.name for one in verdict.missing})
     return loaded
 
 

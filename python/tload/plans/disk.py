@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import stat
 import sys
 from pathlib import Path
@@ -46,10 +47,12 @@ def _save(path: Path, data: bytes) -> bool:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_trusted(path.parent, path.parent.stat())
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        # Processes in containers may have the same number.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600)
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123  # of a descriptor
+            with open(descriptor, "wb") as file:  # noqa: PTH123
                 file.write(data)
             temporary.rename(path)
         except BaseException:

@@ -157,9 +157,10 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         if self._config is None:
             return
         # Weights of one layer of several for multi-token prediction are renamed.
-        if used is not None:
-            used = None if self.load_config.draft_model_idx is not None else used & self._entries.keys()
-        loaded = reloading.Loaded(self._entries, used)
+        if self.load_config.draft_model_idx is not None:
+            used = None
+        served = self._served.get(self._config)
+        loaded = reloading.Loaded.of(self._entries, used, None if served is None else served.loaded)
         self._served[self._config] = _Served(self._config.model_path, loaded, names)
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source, **keywords: Any) -> Weights:

@@ -51,7 +51,9 @@ class _Served:
     """Fields of the configuration that name the weights."""
     loaded: reloading.Loaded
     parameters: Collection[str]
-    """Names of the parameters of the first load."""
+    """Names of the parameters of the first load that got weights."""
+    strategy: str | None
+    """How vLLM's own loader reads the files, if it has found that only it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,9 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             raise advise(InvalidRequestError, message, "start vLLM again; the model still has its old weights")
         served = self._served.get(model)
         first = model_config.model if served is None else served.first
+        if served is not None and served.strategy is not None:
+            # vLLM looks for it when it loads, which this loader of a reload has not done.
+            self.load_config.safetensors_load_strategy = served.strategy
         parts: list[_Part] = []
         try:
             with no_collections():
@@ -160,8 +165,9 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         place = {name: getattr(model_config, name, None) for name in ("model", "model_weights", "revision")}
 
         def done(used: set[str] | None, names: Collection[str]) -> None:
-            loaded = reloading.Loaded(entries, None if used is None else used & entries.keys())
-            self._served[model] = _Served(first, place, loaded, names)
+            loaded = reloading.Loaded.of(entries, used, None if served is None else served.loaded)
+            strategy = self.load_config.safetensors_load_strategy
+            self._served[model] = _Served(first, place, loaded, names, strategy)
 
         watch = self._watch
         if watch is None:
