@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
@@ -74,6 +75,37 @@ class _Part:
                 yield self.prefix + name, (info.dtype, info.shape)
 
 
+@contextlib.contextmanager
+def _all_ranks_or_none() -> Iterator[None]:
+    """Let no rank of a model reload unless all can: each gives its old weights up for itself.
+
+    Raises:
+        InvalidRequestError: Another one cannot.
+    """
+    try:
+        yield
+    except Exception as error:
+        _refusal(f"{type(error).__name__}: {error}")
+        raise
+    refused = _refusal(None)
+    if refused is not None:
+        hint = "see the error of that rank; the model still has its old weights"
+        message = f"another rank cannot reload: {refused}"
+        raise advise(InvalidRequestError, message, hint)
+
+
+def _refusal(own: str | None) -> str | None:
+    """Tell the other ranks of the model why this one cannot reload, if so, and return why any cannot."""
+    import torch
+
+    for ranks in (parallel_state.get_tp_group(), parallel_state.get_pp_group()):
+        if ranks.world_size > 1:
+            found: list[str | None] = [None] * ranks.world_size
+            torch.distributed.all_gather_object(found, own, group=ranks.cpu_group)
+            own = next(filter(None, found), None)
+    return own
+
+
 class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks run without vLLM
     """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
 
@@ -144,24 +176,20 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             raise advise(InvalidRequestError, message, "start vLLM again; the model still has its old weights")
         served = self._served.get(model)
         first = model_config.model if served is None else served.first
-        if served is not None and served.strategy is not None:
-            # vLLM looks for it when it loads, which this loader of a reload has not done.
-            self.load_config.safetensors_load_strategy = served.strategy
-        parts: list[_Part] = []
-        try:
-            with no_collections():
-                parts = self._open_all(model_config, model)
-                entries = {name: entry for part in parts for name, entry in part.entries()}
-            if served is not None and self._settings.missing_weights == "error":
-                reloading.check(served.loaded, entries, parts[0].shown)
-        except BaseException:
-            for part in parts:
-                part.weights.close()
-            if served is not None:
+        if served is None:
+            parts, entries = self._open_checked(model_config, model, None)
+        else:
+            parts = []
+            try:
+                with _all_ranks_or_none():
+                    parts, entries = self._open_checked(model_config, model, served)
+            except BaseException:
+                for part in parts:
+                    part.weights.close()
                 # vLLM has put the location of the reload there. The next one may name none.
                 for name, value in served.place.items():
                     setattr(model_config, name, value)
-            raise
+                raise
         place = {name: getattr(model_config, name, None) for name in ("model", "model_weights", "revision")}
 
         def done(used: set[str] | None, names: Collection[str]) -> None:
@@ -179,6 +207,23 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         weights = itertools.chain.from_iterable(parts)
         watch.attempt = self._attempt(weights, parts, model_config, watch.shown)
         return weights
+
+    def _open_checked(
+        self, model_config: ModelConfig, model: torch.nn.Module, served: _Served | None
+    ) -> tuple[list[_Part], dict[str, reloading.Entry]]:
+        """Open all weights, and check that they can replace those that are served."""
+        if served is not None and served.strategy is not None:
+            # vLLM looks for it when it loads, which this loader of a reload has not done.
+            self.load_config.safetensors_load_strategy = served.strategy
+        with no_collections(), contextlib.ExitStack() as opened:
+            parts = self._open_all(model_config, model)
+            for part in parts:
+                opened.callback(part.weights.close)
+            entries = {name: entry for part in parts for name, entry in part.entries()}
+            if served is not None and self._settings.missing_weights == "error":
+                reloading.check(served.loaded, entries, parts[0].shown)
+            opened.pop_all()
+        return parts, entries
 
     def _attempt(
         self, weights: Iterator[tuple[str, torch.Tensor]], parts: Sequence[_Part], model_config: ModelConfig, shown: str
