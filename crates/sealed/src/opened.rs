@@ -132,14 +132,18 @@ impl SealedCheckpoint {
             let message = format!("the sealed checkpoint has no file {:?}", shortened(&name));
             return Err(Error::new(ErrorKind::NotFound, message).with_location(location));
         };
-        // Web servers list nothing: a caller may only be trying whether there is such a file.
-        let is_denied =
-            |it: ErrorKind| matches!(it, ErrorKind::NotFound | ErrorKind::PermissionDenied);
-        let opened = open(location, first.max(FIRST_BYTES)).map_err(|error| match error.kind() {
-            kind if is_denied(kind) => missing(&name)
-                .with_location(&self.folder)
-                .with_source(error),
-            _ => error,
+        let opened = open(location, first.max(FIRST_BYTES)).map_err(|error| {
+            let is_denied = matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::PermissionDenied
+            );
+            // Web servers list nothing: a caller may only be trying whether there is such a file.
+            if is_denied && location.as_path().is_none() {
+                return missing(&name)
+                    .with_location(&self.folder)
+                    .with_source(error);
+            }
+            error
         });
         let (source, sealed) = opened?;
         if entry.header.is_none() {

@@ -54,7 +54,7 @@ class _Served:
     parameters: Collection[str]
     """Names of the parameters of the first load that got weights."""
     strategy: str | None
-    """How vLLM's own loader reads the files, if it has found that only it can."""
+    """The way in which vLLM's own loader reads the files, if it has found that only it can."""
 
 
 @dataclass(frozen=True, slots=True)
