@@ -172,7 +172,7 @@ def test_options_are_checked_as_by_name(files: tuple[Path, Path, Path]) -> None:
                 wanted.append(str(caught.value))
             assert wanted[0] == wanted[1]
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
+        store: Any = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
         # Any stage of the opening may be the one that it ends.
         with pytest.raises(tload.LoadTimeoutError):
             plans.apply_into(plan, module, "s3://bucket/patch.safetensors", timeout=0.5, store=store)
@@ -199,8 +199,8 @@ def test_an_exception_says_which_tensors_were_written(
     assert digest(module) == before
 
     from tload.plans import patch as module_of_patches
+    from tload.plans.run import copy
 
-    copy = module_of_patches.copy
     calls: list[int] = []
 
     def failing(*given: Any) -> None:

@@ -196,7 +196,7 @@ def test_manifest_of_one_object_is_beside_it(s3: servers.S3, tmp_path: Path) -> 
 
 def test_timeout_bounds_the_question_whether_a_manifest_is_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
+        store: Any = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
         # Any stage may be the one that it ends: nothing is answered.
         with pytest.raises(tload.LoadTimeoutError):
             tload.verify("s3://models/m", write=True, timeout=0.5, store=store)
