@@ -2,12 +2,13 @@
 //! stays, and nothing is left beside it.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 
 use tempfile::tempdir;
 use tload_base::error::{ErrorKind, Result};
-use tload_testbed::require;
+use tload_testbed::{pause_between_looks, require};
 use tload_write::{WriteOptions, WriteReport};
 
 use crate::expected::{Tensors, tensors};
@@ -20,6 +21,9 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
 
 const MIB: u64 = 1 << 20;
+
+/// Looks at the space that is taken, half a millisecond or more apart.
+const LOOKS_MAX: usize = 100_000;
 
 /// Small file system, unmounted on drop.
 struct Disk(tempfile::TempDir);
@@ -43,8 +47,7 @@ impl Disk {
     fn fill(&self, bytes: u64) {
         let path = self.path().join("filler");
         let _ = std::fs::remove_file(&path);
-        let stat = rustix::fs::statvfs(self.path()).expect("is told");
-        let free = stat.f_bavail * stat.f_frsize;
+        let free = self.free();
         let file = File::create(path).expect("is created");
         let flags = rustix::fs::FallocateFlags::empty();
         let len = free.saturating_sub(bytes);
@@ -52,6 +55,37 @@ impl Disk {
             rustix::fs::fallocate(&file, flags, 0, len).expect("there is space");
         }
     }
+}
+
+impl Disk {
+    /// Waits until only the files that have names take space, and returns what is free. A child of
+    /// another test, until it executes its program, holds files open that have been removed.
+    fn free(&self) -> u64 {
+        for _ in 0..LOOKS_MAX {
+            let stat = rustix::fs::statvfs(self.path()).expect("is told");
+            let taken = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
+            if taken <= space_of(self.path()) {
+                return stat.f_bavail * stat.f_frsize;
+            }
+            pause_between_looks();
+        }
+        panic!("files that were removed stay open");
+    }
+}
+
+/// Returns the space that the files below a directory take.
+fn space_of(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).expect("is listed");
+    let spaces = entries.map(|entry| {
+        let path = entry.expect("is listed").path();
+        let metadata = path.symlink_metadata().expect("is there");
+        if metadata.is_dir() {
+            space_of(&path)
+        } else {
+            metadata.blocks() * 512
+        }
+    });
+    spaces.sum()
 }
 
 impl Drop for Disk {
