@@ -102,9 +102,9 @@ impl UploadJob {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] for a target that is not empty; [`ErrorKind::Changed`] for a
-    /// source that was replaced meanwhile, and if another writer was faster;
-    /// [`ErrorKind::Cancelled`]; errors of reading the source and of the store. After an error,
-    /// what has been sent is kept for the next copy.
+    /// source that was replaced meanwhile, if another writer was faster, and if a copy of other
+    /// files has begun there; [`ErrorKind::Cancelled`]; errors of reading the source and of the
+    /// store. After an error, what has been sent is kept for the next copy.
     pub fn run(self) -> Result<CopyReport> {
         let started = Instant::now();
         self.options.validate()?;
