@@ -6,11 +6,13 @@ from __future__ import annotations
 import inspect
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
+import transformers
 
 import tload
 import tload.metrics
@@ -23,8 +25,11 @@ from tload.safetensors import flax as safetensors_flax
 from tload.safetensors import numpy as safetensors_numpy
 from tload.safetensors import safe_open
 from tload.safetensors import torch as safetensors_torch
+from tload.transformers import from_pretrained
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from servers import S3
     from tload.typing import Store
 
@@ -183,10 +188,22 @@ def test_invalid_store_options_are_rejected_without_secrets(
 
 
 def test_open_checkpoint_rejects_store(floats: Floats) -> None:
-    with tload.open(floats[0], store={"region": "eu-west-1"}) as checkpoint:
-        with pytest.raises(tload.InvalidRequestError, match="store= has no effect on an open checkpoint") as caught:
-            tload.load(checkpoint, framework="dlpack", store={"region": "eu-west-1"})
-        assert caught.value.hint == "pass store= to tload.open, or pass the location instead of the checkpoint"
+    given: Any = {"region": "eu-west-1"}
+    with tload.open(floats[0], store=given) as checkpoint:
+        calls: list[Callable[..., Any]] = [
+            partial(tload.stream, checkpoint),
+            partial(tload.load, checkpoint, framework="dlpack"),
+            partial(tload.load_into, {}, checkpoint),
+            partial(tload.apply_into, {}, checkpoint),
+            partial(safe_open, checkpoint, "pt"),
+            partial(safetensors_torch.load_file, checkpoint),
+            partial(from_pretrained, transformers.AutoModel, checkpoint),
+            lambda store: StorageReader(checkpoint, store=store).read_metadata(),
+        ]
+        for call in calls:
+            with pytest.raises(tload.InvalidRequestError, match="store= has no effect on an open checkpoint") as caught:
+                call(store=given)
+            assert caught.value.hint == "pass store= to tload.open, or pass the location instead of the checkpoint"
         assert len(tload.load(checkpoint, framework="dlpack", store={})) == 12
 
 

@@ -19,7 +19,7 @@ from tload._errors import Error, FormatError, InvalidRequestError, PeerError, ad
 from tload._options.keywords import OptionKeywords
 from tload._options.load_options import resolve
 from tload._ranks.group import Group, raw_group
-from tload._sources.opened import show
+from tload._sources.opened import refuse_store, show
 from tload._sources.origin import Opening
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Origin:
             Error: Any failure of opening: see `tload.open`.
         """
         if isinstance(self.source, Checkpoint):
+            refuse_store(self.source, self.store)
             yield self.source
             return
         is_url = isinstance(self.source, str) and "://" in self.source

@@ -63,15 +63,24 @@ def open_raw(
     """Open a source within `timeout`. An open `Checkpoint` is used as it is."""
     if isinstance(source, Opened):
         follows(follow_symlinks, os.environ)
-        store_options.check(store)
-        if store:
-            hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
-            raise advise(InvalidRequestError, f"{source.location}: store= has no effect on an open checkpoint", hint)
+        refuse_store(source, store)
         if key is not None:
             hint = "pass key= to tload.open"
             raise advise(InvalidRequestError, f"{source.location}: key= has no effect on an open checkpoint", hint)
         return usable(source, timeout)
     return origin_of(source, store, follow_symlinks=follow_symlinks, key=key).open(timeout, opening)
+
+
+def refuse_store(opened: Opened, store: Store | None) -> None:
+    """Check that no options of stores are passed with an open checkpoint.
+
+    Raises:
+        InvalidRequestError: There are some.
+    """
+    store_options.check(store)
+    if store:
+        hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
+        raise advise(InvalidRequestError, f"{opened.location}: store= has no effect on an open checkpoint", hint)
 
 
 def show(source: Source) -> str:

@@ -20,7 +20,7 @@ from tload._options.load_options import Options, is_chosen, is_strict, resolve
 from tload._patch import SharedChange, patch
 from tload._ranks.group import raw_group
 from tload._sources.locations import SCHEMES
-from tload._sources.opened import show
+from tload._sources.opened import refuse_store, show
 from tload._sources.origin import Opening
 from tload.safetensors._map import may_be_mapped
 from tload.transformers import _configuration
@@ -124,8 +124,8 @@ def from_pretrained(
     Raises:
         Error: Any failure of reading: see `tload.stream`.
         InvalidRequestError: `config` is missing, and there is none beside `source`; an argument gives
-            another location of weights; or `verify` is `"require"`, and transformers reads files of
-            this model itself.
+            another location of weights; `store` is passed with an open checkpoint; or `verify` is
+            `"require"`, and transformers reads files of this model itself.
         UnsupportedError: transformers is missing or older than version 5; the model's code is not
             part of it; the model has an adapter (with peft installed); DeepSpeed's ZeRO-3 is on; or
             weights were left without memory.
@@ -138,6 +138,8 @@ def from_pretrained(
     """
     _check_order(cls, source)
     _check_transformers()
+    if isinstance(source, Checkpoint):
+        refuse_store(source, store)
     location = source.location if isinstance(source, Checkpoint) else source
     _check_integrations(location)
     _check_keywords(kwargs)
