@@ -226,7 +226,7 @@ def start(model: Filled, path: Path, extra: dict[str, Any] | None = None) -> Any
     return model_config
 
 
-def update(model: Filled, model_config: Any, path: Path | str) -> tuple[bool, str]:
+def update(model: Filled, model_config: Any, path: Path | str, keep: Any = None) -> tuple[bool, str]:
     """Update weights from disk with SGLang's own code, without an engine around it."""
     from sglang.srt.model_executor.model_runner_components import weight_updater
 
@@ -241,7 +241,7 @@ def update(model: Filled, model_config: Any, path: Path | str) -> tuple[bool, st
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weight_updater, "get_available_gpu_memory", lambda *_, **__: 0.0)
         patch.setattr(weight_updater, "get_pp_stage_load_group", lambda: None)
-        return weight_updater.WeightUpdater.update_weights_from_disk(updater, str(path), "tload")
+        return weight_updater.WeightUpdater.update_weights_from_disk(updater, str(path), "tload", keep)
 
 
 @pytest.mark.parametrize("absent", ["gate", "up", "norm"])
@@ -319,6 +319,19 @@ def test_faulty_locations_are_refused_while_the_old_weights_serve(tmp_path: Path
         assert not done
         assert message.startswith("Failed to get weights iterator: tload cannot load"), message
         assert torch.equal(model.answer(), before)
+
+
+def test_tensors_that_sglang_picks_are_updated_alone(tmp_path: Path) -> None:
+    model, new = Filled(), filling(9)
+    model_config = start(model, write(tmp_path / "old", filling(0)))
+    wanted = model.answer().clone()
+    assert update(model, model_config, write(tmp_path / "new", new), lambda name: name == "up")[0]
+    wanted[64:128] = torch.frombuffer(bytearray(new["up"].raw), dtype=torch.uint8)
+    assert torch.equal(model.answer(), wanted)
+    # What the first load used is still known: all of it is required of whole updates.
+    del new["norm"]
+    assert not update(model, model_config, write(tmp_path / "part", new))[0]
+    assert torch.equal(model.answer(), wanted)
 
 
 def test_errors_while_updating_say_what_is_lost(tmp_path: Path) -> None:

@@ -116,6 +116,9 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         if served is not None and getattr(model, "quant_config", None) is not None and watch.missing_weights == "error":
             # By now, SGLang has brought quantized weights into other forms.
             watch.missing_weights = "warn"
+        if served is not None and self._opened is not None and self._opened[0] is not weights:
+            # SGLang picks tensors, as for experts that it recovers: the model keeps the others.
+            watch.missing_weights, watch.done = "off", lambda _used, _names: None
         self._tell_watch()
         watch.attempt = self._attempt(weights, first=served is None)
         arming.arm(model, watch)
