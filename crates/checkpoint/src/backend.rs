@@ -78,12 +78,27 @@ impl Backend {
         backend
     }
 
+    /// Returns whether some files may be of another time than others: the cache knew only their
+    /// states.
+    pub(super) fn mixes_states(&self) -> bool {
+        self.objects.mixes_states()
+    }
+
+    /// Returns access to the same locations, in the states that they have now.
+    pub(super) fn asking(&self, mut options: OpenOptions, whole: &Location) -> Self {
+        let store = &mut options.store;
+        store.set("cache_check", "always").expect("a value of it");
+        Self {
+            pending: self.pending.clone(),
+            passed: self.passed.clone(),
+            ..Self::new(options, whole)
+        }
+    }
+
     /// Returns whether opening a file takes a round trip.
     pub(super) fn is_far(&self, file: &Location) -> bool {
-        if let Some(path) = file.as_path() {
-            return is_network(path);
-        }
-        !self.objects.is_known(file)
+        let is_far_object = || !self.objects.is_known(file);
+        file.as_path().map_or_else(is_far_object, is_network)
     }
 
     /// Replaces locations on model hubs by their paths in a local cache, where they are in one.
@@ -196,10 +211,9 @@ impl Backend {
     /// Adds a near name to the error that nothing is at `location`, if its store lists one. Names
     /// of files have a suggestion already.
     pub(super) fn suggest_near(&self, error: Error, location: &Location) -> Error {
+        let suggest = || self.objects.suggest_near(error, location);
         self.pending
-            .during(location, "looking for a near name", || {
-                self.objects.suggest_near(error, location)
-            })
+            .during(location, "looking for a near name", suggest)
     }
 
     /// Returns whether safetensors files are among the first entries of a local directory.
@@ -221,7 +235,7 @@ impl Backend {
 
     /// Keeps the opening for other ranks, if there are any.
     pub(super) fn pass_on(&self, files: &OpenedFiles) {
-        if let Some(passed) = &self.passed {
+        if let (Some(passed), false) = (&self.passed, self.mixes_states()) {
             let _ = passed.set(Opening::describe(files, self.notes()));
         }
     }

@@ -47,8 +47,8 @@ impl IndexFile {
         }
     }
 
-    /// Returns the file as it was read.
-    pub(super) fn bytes(&self) -> &[u8] {
+    /// Returns its contents as they were read, decrypted if it is sealed.
+    pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 

@@ -75,10 +75,8 @@ impl OpenedCheckpoint {
         reserve_descriptors();
         let pending = backend.pending.clone();
         // Requests have the same limit, and their own errors are more detailed.
-        let limit = backend
-            .store()
-            .seconds("open_timeout")
-            .map(|limit| limit + LAST_WORDS);
+        let limit = backend.store().seconds("open_timeout");
+        let limit = limit.map(|limit| limit + LAST_WORDS);
         run_with_timeout(limit, &pending, TOO_LONG, move || open(&backend, started))
     }
 
@@ -92,21 +90,16 @@ impl OpenedCheckpoint {
         let [first, rest @ ..] = locations else {
             return Err(Error::invalid_request("the list of files is empty"));
         };
-        let shown = if rest.is_empty() {
-            first.clone()
-        } else {
-            Location::shown_as(format!("{first} and {} more", rest.len()))
+        let shown = match rest.len() {
+            0 => first.clone(),
+            more => Location::shown_as(format!("{first} and {more} more")),
         };
         let (whole, locations) = (shown.clone(), locations.to_vec());
-        Self::open_as_rank(
-            shown,
-            locations.clone(),
-            options.into(),
-            move |backend, started| {
-                let set = ShardSet::from_files(backend.nearest(&locations)?);
-                Self::new(whole, set, backend, started)
-            },
-        )
+        let (given, options) = (locations.clone(), options.into());
+        Self::open_as_rank(shown, given, options, move |backend, started| {
+            let set = ShardSet::from_files(backend.nearest(&locations)?);
+            Self::new(whole.clone(), set, backend, started)
+        })
     }
 
     /// Calls `open`, unless another rank of the group that the options name opens for this one.
@@ -114,17 +107,20 @@ impl OpenedCheckpoint {
         shown: Location,
         locations: Vec<Location>,
         options: OpenOptions,
-        open: impl FnOnce(&Backend, Instant) -> Result<Self> + Send + 'static,
+        open: impl Fn(&Backend, Instant) -> Result<Self> + Send + 'static,
     ) -> Result<Self> {
         let (together, opening) = Together::find(&locations, &options)?.receive()?;
-        let backend = Backend::new(options, &shown).passing_on(&together);
+        let backend = Backend::new(options.clone(), &shown).passing_on(&together);
         let opened = Self::run_with_timeout(backend, move |backend, started| {
             if let Some(opening) = opening
                 && let Some(files) = backend.open_again(opening, &locations)?
             {
                 return Self::assemble(shown, files, backend, started);
             }
-            open(backend, started)
+            match open(backend, started) {
+                _ if backend.mixes_states() => open(&backend.asking(options, &shown), started),
+                opened => opened,
+            }
         });
         together.finish(opened)
     }

@@ -78,6 +78,7 @@ uncallable!(ObjectSource {
 
 uncallable!(Remote {
     cache_report() -> Option<CacheReport>;
+    mixes_states() -> bool;
     mirror_reports() -> Vec<MirrorReport>;
     retry_counter() -> &RetryCounter;
     timeline() -> &Timeline;

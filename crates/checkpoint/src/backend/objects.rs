@@ -55,6 +55,11 @@ impl Objects {
         (self.remote()).is_ok_and(|remote| ObjectSource::is_known(remote, object))
     }
 
+    /// Returns whether only some states of objects come from the cache.
+    pub(super) fn mixes_states(&self) -> bool {
+        matches!(self.remote.get(), Some(Ok(remote)) if remote.mixes_states())
+    }
+
     fn remote(&self) -> Result<&Arc<Remote>> {
         let started = self.remote.get_or_init(|| {
             let roots = self.roots.get().map_or(&[][..], Vec::as_slice);

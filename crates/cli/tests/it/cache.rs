@@ -125,10 +125,11 @@ fn removed_objects_and_what_is_known_of_them_are_gone() {
         1
     );
     assert_eq!(cached.cache(&["ls"]).as_array().unwrap().len(), 3);
-    // Its state is asked for again, those of the others are known.
+    // Its state is not known, so those of the others are asked for too. Only its bytes are sent.
     cached.lab.server.forget_requests();
     cached.warm(&["--cache-check", "never"]);
-    let asked = cached.lab.server.requests();
+    let mut asked = cached.lab.server.requests();
+    asked.retain(|it| it.path.contains("-of-00003") && it.status != Some(304));
     assert!(
         !asked.is_empty() && asked.iter().all(|it| it.path.contains("00001")),
         "{asked:?}"

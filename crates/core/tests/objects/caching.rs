@@ -327,6 +327,47 @@ fn stale_answers_are_forgotten_when_bytes_are_missing() {
     assert_all(&load_cached(&never, KEY).0, &[&new]);
 }
 
+/// Some of a checkpoint's objects are opened in the state that the cache knows, and others have to be
+/// asked about, when all have been replaced.
+#[test]
+fn states_of_two_times_are_not_mixed() {
+    let shards = |seed| [even("a", seed, 4, 1 << 20), even("b", seed + 1, 8, 1 << 20)];
+    let answers = |folder: &Path| -> Vec<PathBuf> {
+        let all = std::fs::read_dir(folder.join("v1/answers")).expect("a directory");
+        let paths = all.map(|entry| entry.expect("an entry").path());
+        let is_of_one = |path: &PathBuf| {
+            let text = std::fs::read_to_string(path).expect("is text");
+            text.contains("one.safetensors") && text.contains("Present")
+        };
+        paths.filter(is_of_one).collect()
+    };
+    let contents_of_one = |folder: &Path| -> Vec<PathBuf> {
+        let is_of_one = |path: &PathBuf| path.metadata().is_ok_and(|it| it.len() < 6 << 20);
+        contents(folder).into_iter().filter(is_of_one).collect()
+    };
+    let ways: [(&str, &dyn Fn(&Path) -> Vec<PathBuf>); 2] =
+        [("evicted", &contents_of_one), ("forgotten", &answers)];
+    for (way, missing) in ways {
+        let bench = Bench::new();
+        let put = |shards: &[Vec<u8>; 2]| {
+            bench.site.put("m/one.safetensors", &shards[0]);
+            bench.site.put("m/two.safetensors", &shards[1]);
+        };
+        let (old, new) = (shards(1), shards(3));
+        put(&old);
+        load_cached(&bench.site, "m");
+        let missing = missing(bench.folder.path());
+        assert_eq!(missing.len(), 1, "{way}: {missing:?}");
+        std::fs::remove_file(&missing[0]).expect("removes");
+        put(&new);
+        for round in 0..2 {
+            let (tensors, _) = load_cached(&checking(&bench, "never"), "m");
+            assert_all(&tensors, &[&new[0], &new[1]]);
+            assert_eq!(tensors.len(), 12, "{way}, round {round}");
+        }
+    }
+}
+
 #[test]
 fn cache_checks_without_cache_are_refused() {
     let mut site = faulty_at(&Arc::new(FaultyServer::start()));

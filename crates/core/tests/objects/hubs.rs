@@ -495,6 +495,30 @@ fn cached_model_opens_without_the_hub() {
     assert_all(&load_with("offline"), &newer.shards());
 }
 
+#[test]
+fn refusal_without_a_token_is_no_absence() {
+    let (hub, _) = hub();
+    hub.grant(MODEL, Access::Private(TOKEN.to_owned()));
+    let folder = folder();
+    let cache = folder.path().to_str().expect("UTF-8");
+    let file = location("/model.safetensors.index.json");
+    let open_with = |check: &str, token: &[(&str, &str)]| {
+        let options = [
+            ("cache_dir", cache),
+            ("cache_check", check),
+            ("cache_wait", "true"),
+        ];
+        let source = ObjectSource::at(&file, &store(&hub, &[&options, token].concat()));
+        source.and_then(|source| source.fetch(0, 10))
+    };
+    open_with("always", &[("token", TOKEN)]).expect("reads");
+    assert!(tload::cache::finish_caching(Duration::from_secs(60)));
+    open_with("offline", &[]).expect("is cached");
+    let error = open_with("always", &[]).expect_err("private");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+    open_with("offline", &[]).expect("is cached still");
+}
+
 const BUCKET: &str = "buckets/org/Bucket-1";
 
 fn in_bucket(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {

@@ -32,7 +32,7 @@ pub(crate) use tload_store as store;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use object_store::ObjectStore;
@@ -153,19 +153,14 @@ impl ObjectSource {
         first: u64,
         deadline: Option<Instant>,
     ) -> Result<(Self, Vec<u8>)> {
-        let url = location.remote().ok_or_else(|| {
-            Error::invalid_request("is not in an object store").with_location(location)
-        })?;
-        let (store, path) = remote
-            .store(url)
-            .map_err(|error| error.or_location(location))?;
-        Self::open_in(
-            remote,
-            ObjectPath { store, path },
-            location.clone(),
-            first,
-            deadline,
-        )
+        let no_url = || Error::invalid_request("is not in an object store");
+        let url = location
+            .remote()
+            .ok_or_else(|| no_url().with_location(location))?;
+        let found = remote.store(url);
+        let (store, path) = found.map_err(|error| error.or_location(location))?;
+        let object = ObjectPath { store, path };
+        Self::open_in(remote, object, location.clone(), first, deadline)
     }
 
     /// Like [`Self::open`], for an object of an opened store.
@@ -180,17 +175,20 @@ impl ObjectSource {
         if let Some(known) = question.as_ref().and_then(Question::recall::<State>)
             && let Some(opened) = Self::recall(remote, object.clone(), &location, first, known)?
         {
+            remote.has_recalled.store(true, Ordering::Relaxed);
             return Ok(opened);
+        }
+        if question.is_some() {
+            remote.has_asked.store(true, Ordering::Relaxed);
         }
         let known = Known::find(remote, &object, &location, first);
         let tag = known.as_ref().map(|known| known.tag().to_owned());
-        let look = {
-            let (remote, object) = (Arc::clone(remote), object.clone());
-            async move { look_unless(&remote, &object, first, tag.as_deref()).await }
-        };
+        let (own, its) = (Arc::clone(remote), object.clone());
+        let look = async move { look_unless(&own, &its, first, tag.as_deref()).await };
         let looked = remote.run_until(deadline, "requesting its header", look);
         if let (Some(question), Err(error)) = (&question, &looked)
             && error.kind() == ErrorKind::NotFound
+            && !matches!(error.status(), Some(401 | 403))
         {
             question.remember(&State::Absent);
         }
@@ -204,8 +202,12 @@ impl ObjectSource {
         opened.0.ends.take(&bytes, opened.len());
         if let Some(entry) = opened.entry() {
             entry.keep_first(&bytes);
-            if let Some(question) = &question {
-                question.remember(&State::of(opened.identity(), opened.0.seen.sha256));
+        }
+        if let Some(question) = &question {
+            match opened.entry() {
+                Some(_) => question.remember(&State::of(opened.identity(), opened.0.seen.sha256)),
+                // A state without an entry cannot be opened from the cache, and others are past.
+                None => question.forget(),
             }
         }
         Ok((opened, bytes))
@@ -219,9 +221,8 @@ impl ObjectSource {
         seen: Seen,
     ) -> Self {
         let origin = object.store.origin();
-        let entry = remote
-            .cache()
-            .and_then(|cache| cache.entry(&location, origin, &identity, seen.is_settled));
+        let (cache, is_settled) = (remote.cache(), seen.is_settled);
+        let entry = cache.and_then(|it| it.entry(&location, origin, &identity, is_settled));
         Self::with_entry(remote, object, location, Version { identity, seen }, entry)
     }
 
@@ -336,8 +337,8 @@ impl ObjectSource {
     /// Returns the SHA-256 of all bytes that a server has stated, in lower-case hexadecimal digits:
     /// a hub, a registry, or the server of the bytes (`Repr-Digest`, RFC 9530). Sends no request.
     pub fn stated_sha256(&self) -> Option<String> {
-        let is_sha256 =
-            |name: &&str| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_hex = |byte| u8::is_ascii_hexdigit(&byte);
+        let is_sha256 = |name: &&str| name.len() == 64 && name.bytes().all(is_hex);
         let name = self.contents_name().filter(is_sha256);
         let name = name.map(str::to_ascii_lowercase);
         name.or_else(|| Some(hexadecimal(&self.0.seen.sha256?)))
@@ -384,9 +385,8 @@ impl Source for ObjectSource {
                 retry_counter: source.remote().retry_counter().clone(),
             };
             let retries = source.retries();
-            source
-                .read(offset..end, retries, None, &mut collected)
-                .await?;
+            let read = source.read(offset..end, retries, None, &mut collected);
+            read.await?;
             Ok(collected.bytes)
         })
     }
@@ -404,9 +404,8 @@ impl Source for ObjectSource {
     }
 
     fn is(&self, other: &dyn Source) -> bool {
-        other
-            .as_object()
-            .is_some_and(|other| other.location() == self.location())
+        let other = other.as_object();
+        other.is_some_and(|other| other.location() == self.location())
     }
 
     fn validator(&self) -> String {

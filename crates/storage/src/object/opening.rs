@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures_util::StreamExt;
 use object_store::path::Path;
@@ -146,10 +147,12 @@ impl ObjectSource {
         if !cache.is_trusted(url) {
             return false;
         }
-        let store = remote.store(url).ok();
-        store
-            .and_then(|(store, _)| cache.question(OBJECT, url, store.origin()))
-            .is_some_and(|question| question.recall::<State>().is_some())
+        let recall = |(store, _): (Arc<Store>, Path)| question(remote, &store, location)?.recall();
+        remote
+            .store(url)
+            .ok()
+            .and_then(recall)
+            .is_some_and(|_: State| true)
     }
 
     /// Opens an object in the state that the cache knows; `None` if that does not help.
@@ -162,6 +165,7 @@ impl ObjectSource {
     ) -> Result<Option<(Self, Vec<u8>)>> {
         let sha256 = known.sha256();
         let Some(identity) = known.identity() else {
+            remote.has_recalled.store(true, Ordering::Relaxed);
             let message = "did not exist when the cache recorded it (cache_check=never or offline)";
             return Err(Error::new(ErrorKind::NotFound, message)
                 .with_location(location)
@@ -195,21 +199,17 @@ impl ObjectSource {
             };
             let (store, path) = remote.store(url)?;
             let question = question(remote, &store, location).ok_or_else(not_found)?;
-            let known = question
-                .try_recall::<State>()
-                .map_err(failed)?
-                .ok_or_else(not_found)?;
+            let known = question.try_recall::<State>().map_err(failed)?;
+            let known = known.ok_or_else(not_found)?;
             let sha256 = known.sha256();
             let identity = known.identity().ok_or_else(not_found)?;
             let found = cache.find_entry(location, store.origin(), &identity);
             let entry = found.map_err(failed)?.ok_or_else(not_found)?;
-            let version = Version {
-                identity,
-                seen: Seen::known(sha256),
-            };
+            let seen = Seen::known(sha256);
+            let (object, version) = (ObjectPath { store, path }, Version { identity, seen });
             Ok(Self::with_entry(
                 remote,
-                ObjectPath { store, path },
+                object,
                 location.clone(),
                 version,
                 Some(entry),
@@ -233,10 +233,10 @@ impl ObjectSource {
     /// Makes the cache forget the state of an object that turned out to have changed, if openings
     /// rely on it.
     pub(super) fn without_stale_answer(&self, error: Error) -> Error {
-        let question = question(&self.0.remote, &self.0.store, &self.0.location);
-        match question {
-            Some(question) if error.kind() == ErrorKind::Changed => question.forget(),
-            Some(_) | None => {}
+        if error.kind() == ErrorKind::Changed
+            && let Some(question) = question(&self.0.remote, &self.0.store, &self.0.location)
+        {
+            question.forget();
         }
         error
     }
@@ -244,9 +244,8 @@ impl ObjectSource {
 
 /// Returns the place of the object's state in the cache.
 pub(super) fn question(remote: &Remote, store: &Store, location: &Location) -> Option<Question> {
-    remote
-        .cache()?
-        .question(OBJECT, location.remote()?, store.origin())
+    let cache = remote.cache()?;
+    cache.question(OBJECT, location.remote()?, store.origin())
 }
 
 /// Adds to the error of a missing object that its name looks like a pattern, if it does.
@@ -273,9 +272,8 @@ pub(super) fn header_end(path: &Path, bytes: &[u8]) -> u64 {
 
 /// Returns a note for the report about the objects that could change undetected.
 pub fn unversioned_note<'a>(objects: impl IntoIterator<Item = &'a ObjectSource>) -> Option<String> {
-    let mut objects = objects
-        .into_iter()
-        .filter(|object| !object.identity().is_versioned());
+    let is_unversioned = |object: &&ObjectSource| !object.identity().is_versioned();
+    let mut objects = objects.into_iter().filter(is_unversioned);
     let first = objects.next()?.location();
     let count = counted(1 + objects.count() as u64, "object");
     Some(format!(

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
@@ -39,6 +40,10 @@ pub struct Remote {
     stores: Mutex<HashMap<StoreId, Arc<Store>>>,
     retry_counter: RetryCounter,
     timeline: Timeline,
+    /// True once the state of an object was taken from the cache.
+    pub(super) has_recalled: AtomicBool,
+    /// True once a store was asked for the state of an object that the cache may have.
+    pub(super) has_asked: AtomicBool,
 }
 
 impl Remote {
@@ -80,17 +85,17 @@ impl Remote {
             stores: Mutex::default(),
             retry_counter: RetryCounter::default(),
             timeline,
+            has_recalled: AtomicBool::new(false),
+            has_asked: AtomicBool::new(false),
         }
     }
 
     /// Returns other stores on the same threads, without a cache.
     pub(super) fn beside(&self, options: &StoreOptions) -> Arc<Self> {
         let lent = Arc::clone(&self.lent);
-        let beside = Self::on(lent, options, Timeline::default());
-        Arc::new(Self {
-            cache: None,
-            ..beside
-        })
+        let mut beside = Self::on(lent, options, Timeline::default());
+        beside.cache = None;
+        Arc::new(beside)
     }
 
     /// Returns the mirrors, if the options name any.
@@ -118,6 +123,13 @@ impl Remote {
         let store = Store::custom(objects, &url.authority);
         remote.stores.lock().insert(key(url), store);
         Ok(remote)
+    }
+
+    /// Returns whether states of some objects come from the cache, and those of others from a store:
+    /// they may be of different times.
+    pub fn mixes_states(&self) -> bool {
+        let has = |it: &AtomicBool| it.load(Ordering::Relaxed);
+        check(&self.options) == Check::Never && has(&self.has_recalled) && has(&self.has_asked)
     }
 
     /// Returns the cache of its objects, if the options name one.
@@ -190,15 +202,14 @@ impl Remote {
     /// Returns the error of an opening that took too long in `stage`, before which there had been
     /// `retries`.
     fn too_late(&self, stage: &str, retries: u64) -> Error {
+        let late = format!("opening took longer than its timeout while {stage}");
         let (message, hint) = match self.retry_counter.so_far() {
             (now, Some(why)) if now > retries => (
-                format!(
-                    "opening took longer than its timeout while {stage}; the last failure: {why}"
-                ),
+                format!("{late}; the last failure: {why}"),
                 "see that failure, or raise the shorter one of ‹timeout› and open_timeout",
             ),
             _ => (
-                format!("opening took longer than its timeout while {stage}"),
+                late,
                 "check the endpoint and the network, or raise the shorter one of ‹timeout› and open_timeout",
             ),
         };

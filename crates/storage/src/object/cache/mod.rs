@@ -180,14 +180,11 @@ impl Cache {
     /// Returns the place of the list of what is directly below `url`; `None` if it is not kept.
     pub(crate) fn listing(&self, url: &RemoteUrl, origin: &str) -> Option<Question> {
         let path = url.path.trim_end_matches('/').to_owned();
-        self.question(
-            "listing",
-            &RemoteUrl {
-                path,
-                ..url.clone()
-            },
-            origin,
-        )
+        let folder = RemoteUrl {
+            path,
+            ..url.clone()
+        };
+        self.question("listing", &folder, origin)
     }
 
     /// Opens the entry of an object in this state; `None` if it cannot have one. `is_settled` says
