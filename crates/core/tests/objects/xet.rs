@@ -432,7 +432,7 @@ fn hostile_reconstruction_is_refused() {
             ),
             (
                 one_term(len, "ftp://host/hunter2"),
-                "names a URL for the bytes of a file that is neither http nor https",
+                "names a URL that is neither http nor https",
             ),
             (one_term(len, "nowhere"), "names a URL"),
         ]

@@ -270,13 +270,9 @@ pub(crate) struct NotAdmitted(pub(crate) Refused);
 impl std::fmt::Display for NotAdmitted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0 {
-            Refused::Plain => "names an http URL for the bytes of a file, and has https itself",
-            Refused::Endless | Refused::Scheme => {
-                "names a URL for the bytes of a file that is neither http nor https"
-            }
-            Refused::Narrower => {
-                "names an address of a private network or of this machine for the bytes of a file"
-            }
+            Refused::Plain => "names an http URL, and has https itself",
+            Refused::Endless | Refused::Scheme => "names a URL that is neither http nor https",
+            Refused::Narrower => "names an address of a private network or of this machine",
         })
     }
 }

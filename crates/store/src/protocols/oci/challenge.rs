@@ -19,7 +19,7 @@ use super::{failed, judged, whole};
 use crate::error::ErrorKind;
 use crate::errors::classification::Classification;
 use crate::http::addresses::Reach;
-use crate::http::redirects;
+use crate::http::redirects::{self, NamedBy};
 
 /// Lifetime of a token that states none, and the time before its end at which it is renewed.
 const LIFETIME: Duration = Duration::from_secs(60);
@@ -102,12 +102,13 @@ impl Challenge {
     }
 
     /// Answers the challenge; `None` if the credentials are of no use for it. `repository` is read
-    /// if the challenge names no scope.
+    /// if the challenge names no scope. `named` is the registry that names the token service.
     pub(super) async fn answer(
         &self,
         client: &HttpClient,
         login: &Login,
         repository: &str,
+        named: NamedBy,
     ) -> object_store::Result<Option<Authorization>> {
         let (realm, service, scope) = match (self, login) {
             (_, Login::Bearer(token)) => return Ok(Some(bearer(token, None)?)),
@@ -130,7 +131,8 @@ impl Challenge {
         };
         let scope = scope.clone();
         let scope = scope.unwrap_or_else(|| format!("repository:{repository}:pull"));
-        let request = question(realm, service.as_deref(), &scope, login)?;
+        let mut request = question(realm, service.as_deref(), &scope, login)?;
+        request.extensions_mut().insert(named);
         let began = Instant::now();
         let response = client.execute(request).await.map_err(failed)?;
         if !response.status().is_success() {
@@ -259,7 +261,13 @@ fn unquoted(text: &str) -> Option<(String, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use async_trait::async_trait;
+    use object_store::client::{HttpError, HttpResponse, HttpResponseBody, HttpService};
+
     use super::*;
+    use crate::sync::lock::Mutex;
 
     fn parse(
         challenges: &[&str],
@@ -298,6 +306,37 @@ mod tests {
             "",
         ] {
             assert_eq!(found(&[unknown]), None, "{unknown}");
+        }
+    }
+
+    /// Client that has no network, and says whether a request is marked as named by a registry.
+    #[derive(Debug)]
+    struct Marked(Arc<Mutex<Option<Reach>>>);
+
+    #[async_trait]
+    impl HttpService for Marked {
+        async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+            let named = request.extensions().get::<NamedBy>();
+            *self.0.lock() = named.map(|named| named.reach);
+            let body = HttpResponseBody::from(r#"{"token":"t"}"#.to_owned());
+            Ok(HttpResponse::new(body))
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_for_tokens_obey_the_rules_for_named_hosts() {
+        let challenge = r#"Bearer realm="https://auth.example/token""#;
+        let challenge = parse(&[challenge], "https://r.example", Reach::Public).expect("allowed");
+        let challenge = challenge.expect("is known");
+        let host = Url::parse("https://r.example").expect("a URL");
+        let password = Login::Password("u".to_owned(), "p".to_owned());
+        for login in [Login::Anonymous, password, Login::Identity("i".to_owned())] {
+            let found = Arc::new(Mutex::new(None));
+            let client = HttpClient::new(Marked(Arc::clone(&found)));
+            let (host, reach) = (host.clone(), Reach::Public);
+            let answer = challenge.answer(&client, &login, "a/b", NamedBy { host, reach });
+            answer.await.expect("answers").expect("a token");
+            assert_eq!(*found.lock(), Some(Reach::Public));
         }
     }
 

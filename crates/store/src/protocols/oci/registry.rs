@@ -33,6 +33,7 @@ use crate::errors::classification::{Classification, changed};
 use crate::explain::failure::Fault;
 use crate::http::addresses::Reach;
 use crate::http::ranged_response::{ContentRange, KnownLen};
+use crate::http::redirects::NamedBy;
 use crate::http::response_capture::{
     ResponseCapture, denies_access, is_of_first_host, reach_of_peer,
 };
@@ -64,7 +65,7 @@ pub(super) struct Session(Mutex<Answered>);
 
 #[derive(Default)]
 struct Answered {
-    challenge: Option<Challenge>,
+    challenge: Option<(Challenge, NamedBy)>,
     authorization: Option<Authorization>,
     /// Failure of the helper, if the answer is one without credentials for this reason.
     helper_failure: Option<Classification>,
@@ -258,13 +259,14 @@ impl Registry {
         if known.is_some() && known != held {
             return Ok(known.cloned());
         }
-        session.challenge = challenge;
+        let host = self.base.clone();
+        session.challenge = challenge.map(|it| (it, NamedBy { host, reach }));
         self.renew(&mut session).await
     }
 
     /// Answers the last challenge anew.
     async fn renew(&self, session: &mut Answered) -> Result<Option<HeaderValue>> {
-        let Some(challenge) = session.challenge.clone() else {
+        let Some((challenge, named)) = session.challenge.clone() else {
             return Ok(None);
         };
         // A helper is asked each time: credentials that it returned before may have expired.
@@ -277,7 +279,9 @@ impl Registry {
             Err(failure) => return Err(judged(failure)),
         };
         let repository = &self.artifact.repository;
-        let answer = challenge.answer(&self.tokens, &login, repository).await;
+        let answer = challenge
+            .answer(&self.tokens, &login, repository, named)
+            .await;
         session.authorization = match &session.helper_failure {
             Some(failure) if answer.is_err() && denies_access() => {
                 return Err(judged(failure.clone()));
