@@ -407,6 +407,21 @@ def test_a_lazy_parameter_is_named(tmp_path: Path) -> None:
         tload.load_into(torch.nn.LazyLinear(2, bias=False), path)
 
 
+@pytest.mark.parametrize("elements", [0, 2, 5])
+def test_targets_larger_than_their_storage_are_refused(tmp_path: Path, elements: int) -> None:
+    torch = require("torch")
+    path = tmp_path / "m.safetensors"
+    write_file(path, {"a": Content.random("F32", (6,), 1)})
+    shortened, strided = torch.zeros(6), torch.zeros(12)[::2]
+    shortened.untyped_storage().resize_(4 * elements)
+    strided.untyped_storage().resize_(8 * elements)
+    for target in (shortened, strided):
+        with pytest.raises(tload.InvalidRequestError, match="'a' is a Tensor without memory of its own"):
+            tload.load_into({"a": target}, path)
+        with tload.open(path) as checkpoint, pytest.raises(TypeError, match="without memory of its own"):
+            checkpoint.reader().read_into({"a": target})
+
+
 def test_tensor_without_own_memory_is_named(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"weight": torch.ones(2, 2)})

@@ -138,6 +138,9 @@ def bind(module: torch.nn.Module, places: Sequence[Place]) -> list[torch.Tensor]
             message = f"parameter {place.name!r} is on the meta device, which has no memory"
             raise RefusedError(message)
         low, high = span(tensor)
+        if high > max(low, tensor.untyped_storage().nbytes()):
+            message = f"parameter {place.name!r} has less memory than elements"
+            raise RefusedError(message)
         if high > low:
             # Storages of other libraries' memory may be two for one.
             start = tensor.data_ptr()

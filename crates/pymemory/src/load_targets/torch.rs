@@ -3,7 +3,7 @@
 //! A model may have 100,000 tensors: each attribute of one takes some 50 ns, so that only those
 //! are read that can matter.
 
-use std::collections::HashMap;
+use std::collections::hash_map::{Entry, HashMap};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -35,10 +35,8 @@ impl<'py> Reader<'py> {
         let Some(torch) = torch.filter(|torch| !torch.is_none()) else {
             return Ok(None);
         };
-        let names = py
-            .import("tload._tensors.torch_tensors")?
-            .getattr("dtype_names")?
-            .call0()?;
+        let tensors = py.import("tload._tensors.torch_tensors")?;
+        let names = tensors.call_method0("dtype_names")?;
         let mut dtypes = Vec::new();
         for (dtype, name) in names.cast::<PyDict>()?.iter() {
             let name = name.cast::<PyString>()?;
@@ -83,11 +81,8 @@ impl<'py> Reader<'py> {
             return Ok(Err("is on the meta device, which has no memory".to_owned()));
         }
         let dtype = tensor.getattr(intern!(py, "dtype"))?;
-        let known = self
-            .dtypes
-            .iter()
-            .find(|(one, _)| one.is(&dtype))
-            .map(|(_, known)| *known);
+        let mut dtypes = self.dtypes.iter();
+        let known = dtypes.find_map(|(one, known)| one.is(&dtype).then_some(*known));
         if known.is_none() && is(intern!(py, "is_quantized"))? {
             return Ok(Err("is quantized".to_owned()));
         }
@@ -96,7 +91,7 @@ impl<'py> Reader<'py> {
         }
         let layout = tensor.getattr(intern!(py, "layout"))?;
         if !layout.is(&self.strided) {
-            let name = layout.str()?.to_str()?.to_owned();
+            let name = layout.to_string();
             let layout = name.strip_prefix("torch.").unwrap_or(&name);
             return Ok(Err(format!("is sparse ({layout})")));
         }
@@ -117,12 +112,11 @@ impl<'py> Reader<'py> {
         let own_shape: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
         let strides: Vec<isize> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
         let is_pairs = known == Some(Dtype::F4);
+        let size = intern!(py, "element_size");
         let element_bytes = match known {
             Some(_) if is_pairs => 1,
             Some(known) => known.bits() / 8,
-            None => tensor
-                .call_method0(intern!(py, "element_size"))?
-                .extract()?,
+            None => tensor.call_method0(size)?.extract()?,
         };
         let width = isize::try_from(element_bytes).unwrap_or(isize::MAX);
         let strides = strides.iter().map(|stride| stride.saturating_mul(width));
@@ -137,12 +131,7 @@ impl<'py> Reader<'py> {
         }
         if !own_shape.contains(&0) {
             // Subclasses that wrap other tensors have no memory.
-            let address = tensor.call_method0(intern!(py, "data_ptr"));
-            layout.address = match address {
-                Ok(address) => address.extract()?,
-                Err(error) if error.is_instance_of::<PyRuntimeError>(py) => 0,
-                Err(error) => return Err(error),
-            };
+            layout.address = address(tensor, &layout)?;
             if layout.address == 0 {
                 let kind = tensor.get_type().name()?;
                 return Ok(Err(format!("is a {kind} without memory of its own")));
@@ -151,9 +140,7 @@ impl<'py> Reader<'py> {
         let is_lazy;
         (layout.elements, is_lazy) = elements(tensor, known)?;
         let mut shape = own_shape;
-        if let Some(last) = shape.last_mut()
-            && is_pairs
-        {
+        if let (true, Some(last)) = (is_pairs, shape.last_mut()) {
             *last *= 2;
         }
         Ok(Ok(Described {
@@ -170,13 +157,33 @@ impl<'py> Reader<'py> {
         let Device::Cuda(ordinal) = device else {
             return Ok(0);
         };
-        if let Some(stream) = self.streams.get(&ordinal) {
-            return Ok(*stream);
-        }
-        let stream = self.current_stream.call1((ordinal,))?.extract()?;
-        self.streams.insert(ordinal, stream);
-        Ok(stream)
+        Ok(match self.streams.entry(ordinal) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => *new.insert(self.current_stream.call1((ordinal,))?.extract()?),
+        })
     }
+}
+
+/// Returns the address of the first element; zero unless the tensor's storage has all elements:
+/// that of a wrapper has none, and any may have been freed or shortened.
+fn address(tensor: &Bound<'_, PyAny>, layout: &LoadTargetLayout) -> PyResult<u64> {
+    let py = tensor.py();
+    let read = || -> PyResult<[u64; 3]> {
+        let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
+        let (place, len) = (intern!(py, "data_ptr"), intern!(py, "nbytes"));
+        let calls = [(tensor, place), (&storage, place), (&storage, len)];
+        let [start, first, held] = calls.map(|(of, name)| of.call_method0(name)?.extract());
+        Ok([start?, first?, held?])
+    };
+    let [start, first, held] = match read() {
+        Err(error) if error.is_instance_of::<PyRuntimeError>(py) => return Ok(0),
+        found => found?,
+    };
+    let reach = |&(len, stride): &(usize, isize)| (len - 1).saturating_mul(stride.unsigned_abs());
+    let reaches = layout.dims.iter().map(reach);
+    let extent = reaches.fold(layout.element_bytes, usize::saturating_add) as u64;
+    let is_whole = extent.saturating_add(start.wrapping_sub(first)) <= held;
+    Ok(if is_whole { start } else { 0 })
 }
 
 /// Returns a text that differs for elements that the same bytes represent differently, and whether
@@ -189,11 +196,7 @@ fn elements(tensor: &Bound<'_, PyAny>, known: Option<Dtype>) -> PyResult<(String
     let is_negated = call(intern!(py, "is_neg"))?;
     let mut elements = match known {
         Some(known) => known.name().to_owned(),
-        None => tensor
-            .getattr(intern!(py, "dtype"))?
-            .str()?
-            .to_str()?
-            .to_owned(),
+        None => tensor.getattr(intern!(py, "dtype"))?.to_string(),
     };
     // A conjugate shares the memory of its base, but has other values.
     for (holds, lazy) in [(is_conjugated, " conjugated"), (is_negated, " negated")] {
