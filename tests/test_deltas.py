@@ -192,6 +192,11 @@ def test_stores_are_read(folder: Path, s3: servers.S3) -> None:
     url = "s3://bucket/patch.safetensors"
     assert tload.apply("s3://bucket/base", url, folder / "out", store=store) == made
     assert there(folder / "out") == there(folder / "new")
+    for base, patch in (
+        (tload.open(folder / "base"), url),
+        ("s3://bucket/base", tload.open(folder / "patch.safetensors")),
+    ):
+        assert tload.apply(base, patch, folder / f"out of {type(patch).__name__}", store=store) == made
     state = arrays(folder / "base")
     assert dataclasses.replace(tload.apply_into(state, url, store=store)) == made
     assert equal(state, arrays(folder / "new"))

@@ -136,9 +136,9 @@ def patch_files(
     *,
     options: Options,
     progress: Callable[[int, int], object] | None,
-    store: Sequence[tuple[str, str]] | None = None,
+    differs: bool,
 ) -> str:
-    """Write the checkpoint that the patch `second` makes of `first`; with `store`, what differs, as a patch.
+    """Write the checkpoint that the patch `second` makes of `first`; with `differs`, a patch of what differs.
 
     Return the summary as JSON.
     """

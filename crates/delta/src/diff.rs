@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
-use tload::copy::read_beside;
-use tload::{Checkpoint, Dtype, Error, ErrorKind, Result, StoreOptions, TensorInfo};
-use tload_format::{HEADER_BYTES_MAX, INDEX_BYTES_MAX, INDEX_NAME, INDEX_SUFFIX, SUFFIX};
+use tload::{Checkpoint, Dtype, Error, Result, TensorInfo};
+use tload_format::{HEADER_BYTES_MAX, LENGTH_BYTES, parse};
 use tload_partial::Partial;
 
 use crate::output::fill;
@@ -59,30 +58,24 @@ struct Compared {
     kept: Option<[Vec<u8>; 2]>,
 }
 
-/// Writes the patch that makes `new` of `base` to the file `out`, which must not exist. `store` has
-/// the options of the store that `new` is in, for its index file.
+/// Writes the patch that makes `new` of `base` to the file `out`, which must not exist.
 ///
 /// # Errors
 ///
-/// Any error of reading; [`ErrorKind::InvalidRequest`] if `out` exists;
-/// [`ErrorKind::Unsupported`] for names of tensors or files that a patch cannot have;
-/// [`ErrorKind::Cancelled`]; [`ErrorKind::Io`] or [`ErrorKind::OutOfMemory`] if `out` cannot be
-/// written. `out` is complete, or is not there.
-pub fn diff(
-    base: &Checkpoint,
-    new: &Checkpoint,
-    out: &Path,
-    store: &StoreOptions,
-    control: &Control,
-) -> Result<Summary> {
-    diff_keeping(base, new, out, store, control, KEPT_BYTES_MAX)
+/// Any error of reading; [`InvalidRequest`](tload::ErrorKind::InvalidRequest) if `out` exists;
+/// [`Unsupported`](tload::ErrorKind::Unsupported) for names of tensors or files that a patch cannot
+/// have, and for shards with other tensors than the index says;
+/// [`Cancelled`](tload::ErrorKind::Cancelled); [`Io`](tload::ErrorKind::Io) or
+/// [`OutOfMemory`](tload::ErrorKind::OutOfMemory) if `out` cannot be written. `out` is complete, or
+/// is not there.
+pub fn diff(base: &Checkpoint, new: &Checkpoint, out: &Path, control: &Control) -> Result<Summary> {
+    diff_keeping(base, new, out, control, KEPT_BYTES_MAX)
 }
 
 pub(crate) fn diff_keeping(
     base: &Checkpoint,
     new: &Checkpoint,
     out: &Path,
-    store: &StoreOptions,
     control: &Control,
     kept_bytes_max: u64,
 ) -> Result<Summary> {
@@ -100,7 +93,7 @@ pub(crate) fn diff_keeping(
     let mut record = Record::default();
     let mut summary = Summary::default();
     let mut planned = Vec::new();
-    describe_files(new.checkpoint(), store, &mut record, &mut planned)?;
+    describe_files(new.checkpoint(), &mut record, &mut planned)?;
     let compared = both.compare_all(&tensors)?;
     let kept = compared.iter().filter_map(|it| it.kept.as_ref()).flatten();
     debug_assert!(kept.map(Vec::len).sum::<usize>() as u64 <= kept_bytes_max);
@@ -409,7 +402,6 @@ fn index_dtype(shape: &[usize]) -> Dtype {
 /// Adds the headers of the files, and the index file.
 fn describe_files(
     new: &Checkpoint,
-    store: &StoreOptions,
     record: &mut Record,
     planned: &mut Vec<Planned<'_>>,
 ) -> Result<()> {
@@ -423,31 +415,33 @@ fn describe_files(
             content: Content::Own(content),
         });
     };
+    let (mut names, mut stated) = (HashSet::new(), 0);
     for (number, shard) in new.shards().iter().enumerate() {
         let len = usize::try_from(shard.header_bytes()).expect("headers are bounded");
-        own(header_name(number), shard.source().fetch(0, len)?);
+        let header = shard.source().fetch(0, len)?;
+        let text = header.get(LENGTH_BYTES as usize..).unwrap_or_default();
+        let parsed = parse(text, shard.file_bytes()).map_err(|error| {
+            Error::unsupported("a patch is of safetensors files only")
+                .with_location(shard.location())
+                .with_source(error)
+        })?;
+        stated += parsed.tensors.len();
+        own(header_name(number), header);
         let name = shard.location().file_name().to_owned();
-        if record.files.iter().any(|other| other.name == name) {
+        if !names.insert(name.clone()) {
             let message = "a patch has no folders, and two files of the checkpoint have this name";
             return Err(Error::unsupported(message).with_location(shard.location()));
         }
         let bytes = shard.file_bytes();
         record.files.push(FileRecord { name, bytes });
     }
-    let location = new.location();
-    let name = location.file_name();
-    let is_index = name.ends_with(INDEX_SUFFIX);
-    if name.ends_with(SUFFIX) {
-        return Ok(());
+    if stated != new.tensors().len() {
+        let message = "the shards have tensors that the index leaves out, or some twice, which a patch cannot describe";
+        return Err(Error::unsupported(message).with_location(new.location()));
     }
-    let index = if is_index { name } else { INDEX_NAME };
-    match read_beside(location.clone(), index, INDEX_BYTES_MAX, store) {
-        Ok(bytes) => {
-            own(index_name(), bytes);
-            record.index = Some(index.to_owned());
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
+    if let Some(index) = new.index() {
+        own(index_name(), index.bytes().to_vec());
+        record.index = Some(index.location().file_name().to_owned());
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype as Type, TensorView, serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tload::{Checkpoint, Error, ErrorKind, Result, Slice, StoreOptions};
+use tload::{Checkpoint, Error, ErrorKind, Result, Slice};
 
 use super::*;
 
@@ -100,14 +100,7 @@ fn open(path: &Path) -> Checkpoint {
 
 fn make(base: &Path, new: &Path, patch: &Path) -> Summary {
     let (base, new) = (open(base), open(new));
-    diff(
-        &base,
-        &new,
-        patch,
-        &StoreOptions::new(),
-        &Control::default(),
-    )
-    .expect("writes")
+    diff(&base, &new, patch, &Control::default()).expect("writes")
 }
 
 fn apply_to(base: &Path, patch: &Path, out: &Path) -> Result<Summary> {
@@ -258,8 +251,8 @@ fn changes_that_are_not_kept_are_read_again() {
     let (base, new) = (open(&versions.path("base")), open(&versions.path("new")));
     for kept_bytes_max in [0, 10, 20] {
         let again = versions.path(&format!("{kept_bytes_max}.safetensors"));
-        let (store, control) = (StoreOptions::new(), Control::default());
-        let summary = diff::diff_keeping(&base, &new, &again, &store, &control, kept_bytes_max);
+        let control = Control::default();
+        let summary = diff::diff_keeping(&base, &new, &again, &control, kept_bytes_max);
         assert_eq!(summary.expect("writes"), versions.summary);
         assert!(fs::read(again).expect("written") == fs::read(versions.patch()).expect("written"));
         assert_eq!(
@@ -741,17 +734,58 @@ fn cancelled_calls_write_nothing() {
         contents_of_all(versions.folder.path()),
         versions.path("again"),
     );
-    let store = StoreOptions::new();
     let mut state = tensors();
     let in_place = put(&versions.open(), memory(&mut state), &control);
     for outcome in [
-        diff(&base, &new, &again, &store, &control),
+        diff(&base, &new, &again, &control),
         apply(&base, &versions.open(), &versions.path("out"), &control),
         in_place,
     ] {
         assert_eq!(outcome.expect_err("cancelled").kind(), ErrorKind::Cancelled);
     }
     assert!(contents_of_all(versions.folder.path()) == before && state == tensors());
+}
+
+/// Checkpoints whose shards hold other tensors than the index names, and indexes of another name.
+#[test]
+fn patch_has_the_index_that_was_opened_or_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let one: Tensors = tensors().into_iter().take(1).collect();
+    let other: Tensors = tensors().into_iter().skip(1).collect();
+    write(&path("base.safetensors"), &tensors(), None);
+    for (case, index, second, is_refused) in [
+        (
+            "other name",
+            "pipeline.safetensors.index.json",
+            &other,
+            false,
+        ),
+        ("left out", "model.safetensors.index.json", &tensors(), true),
+    ] {
+        let new = path(case);
+        fs::create_dir(&new).expect("a temporary folder");
+        write(&new.join("x-1.safetensors"), &one, None);
+        write(&new.join("x-2.safetensors"), second, None);
+        let files = [("x-1.safetensors", &one), ("x-2.safetensors", &other)];
+        let map: BTreeMap<_, _> = files
+            .iter()
+            .flat_map(|(file, names)| names.keys().map(move |name| (name, file)))
+            .collect();
+        let text = serde_json::json!({"weight_map": map}).to_string();
+        fs::write(new.join(index), text).expect("writes");
+        let (patch, out) = (path(&format!("{case}.patch")), path(&format!("{case}.out")));
+        let (base, opened) = (open(&path("base.safetensors")), open(&new));
+        let made = diff(&base, &opened, &patch, &Control::default());
+        if is_refused {
+            assert_eq!(made.expect_err(case).kind(), ErrorKind::Unsupported);
+            assert!(!patch.exists());
+            continue;
+        }
+        made.expect("writes");
+        apply_to(&path("base.safetensors"), &patch, &out).expect("applies");
+        assert!(contents(&out) == contents(&new), "{case}");
+    }
 }
 
 #[test]
@@ -782,8 +816,8 @@ fn names_that_patches_cannot_have() {
     new.insert("tload.delta/x".to_owned(), (Type::U8, vec![1], vec![7]));
     write(&path("new/m.safetensors"), &new, None);
     let (old, new) = (open(&path("m.safetensors")), open(&path("new")));
-    let (store, control) = (StoreOptions::new(), Control::default());
-    let error = diff(&old, &new, &path("p"), &store, &control).expect_err("a name of ours");
+    let control = Control::default();
+    let error = diff(&old, &new, &path("p"), &control).expect_err("a name of ours");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(!path("p").exists());
 }

@@ -10,13 +10,12 @@ use tload_pymemory::error::exception;
 
 use crate::checkpoint::Checkpoint;
 use crate::interrupt;
-use crate::store::StoreArgument;
 use crate::watch::Watch;
 
-/// Writes the checkpoint that the patch `second` makes of `first`; with `store`, a patch of what
+/// Writes the checkpoint that the patch `second` makes of `first`; with `differs`, a patch of what
 /// differs between the two. Returns the summary as JSON.
 #[pyfunction]
-#[pyo3(signature = (first, second, out, *, options, progress, store=None))]
+#[pyo3(signature = (first, second, out, *, options, progress, differs))]
 pub(crate) fn patch_files(
     py: Python<'_>,
     first: &Bound<'_, Checkpoint>,
@@ -24,13 +23,13 @@ pub(crate) fn patch_files(
     out: PathBuf,
     options: &Bound<'_, PyAny>,
     progress: Option<Bound<'_, PyAny>>,
-    store: Option<StoreArgument>,
+    differs: bool,
 ) -> PyResult<String> {
     let (first, second) = (first.get().share(), second.get().share());
-    let store = store.map(StoreArgument::read).transpose();
-    let call = match store.map_err(|error| exception(py, &error))? {
-        Some(store) => tload_pydelta::diff(first, second, out, store),
-        None => tload_pydelta::apply(first, second, out),
+    let call = if differs {
+        tload_pydelta::diff(first, second, out)
+    } else {
+        tload_pydelta::apply(first, second, out)
     };
     watched(py, call, options, progress)
 }

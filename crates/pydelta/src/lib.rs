@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tload::{Checkpoint, Error, Result, StoreOptions, Target};
+use tload::{Checkpoint, Error, Result, Target};
 use tload_delta::{Summary, TensorMemory};
 use tload_pymemory::error::exception;
 use tload_pymemory::load_targets::LoadTargets;
@@ -47,11 +47,10 @@ impl After {
 
 /// Writes what differs between two checkpoints as a patch.
 #[must_use]
-pub fn diff(base: Checkpoint, new: Checkpoint, out: PathBuf, store: StoreOptions) -> (Work, After) {
+pub fn diff(base: Checkpoint, new: Checkpoint, out: PathBuf) -> (Work, After) {
     let after = After::Discard(out.clone());
-    let work = move |control: &Control| {
-        tload_delta::diff(&base, &new, &out, &store, control).map(|it| json(&it))
-    };
+    let work =
+        move |control: &Control| tload_delta::diff(&base, &new, &out, control).map(|it| json(&it));
     (Box::new(work), after)
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,10 @@ from tload._report import spans
 from tload._report.decode import decode
 from tload._report.progress import shown
 from tload._sources.locations import check_location
-from tload._sources.opened import open_raw
+from tload._sources.opened import Opened, open_raw
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
     from typing import Any, Unpack
 
@@ -97,9 +97,8 @@ def diff(
     store = store_options.take(store, keywords)
     options = _options(timeout)
     first, second = (open_raw(source, store, timeout, follow_symlinks=follow_symlinks) for source in (base, new))
-    pairs = store_options.resolve(new, store, os.environ)
     with spans.around("tload.diff"), shown(progress) as show:
-        return _report(_tload.patch_files(first, second, out, options=options, store=pairs, progress=show))
+        return _report(_tload.patch_files(first, second, out, options=options, progress=show, differs=True))
 
 
 @store_options.takes_keywords
@@ -145,9 +144,20 @@ def apply(
     """
     store = store_options.take(store, keywords)
     options = _options(timeout)
-    first, second = (open_raw(source, store, timeout, follow_symlinks=follow_symlinks) for source in (base, patch))
+    sources = (base, patch)
+    # Those of the other source, if that is a location.
+    is_for_other = any(not isinstance(source, Opened) for source in sources)
+    first, second = (
+        open_raw(
+            source,
+            None if is_for_other and isinstance(source, Opened) else store,
+            timeout,
+            follow_symlinks=follow_symlinks,
+        )
+        for source in sources
+    )
     with spans.around("tload.apply"), shown(progress) as show:
-        return _report(_tload.patch_files(first, second, out, options=options, progress=show))
+        return _report(_tload.patch_files(first, second, out, options=options, progress=show, differs=False))
 
 
 @store_options.takes_keywords

@@ -12,16 +12,14 @@ use super::open::open;
 use crate::args::{ApplyArgs, DeltaArgs, DiffArgs};
 use crate::deadline::Watch;
 use crate::interrupt::Interrupt;
-use crate::options;
 use crate::output::error::standard_output;
 use crate::output::progress::Progress;
 use crate::output::verbosity;
 
 pub(crate) fn diff(args: &DiffArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let [base, new] = both([&args.base, &args.new], &args.shared, interrupt)?;
-    let store = options::store(&args.shared.opening.store, Some(new.location()))?;
     watch(&args.shared, interrupt, out, move |path, control| {
-        tload_delta::diff(&base, &new, path, &store, control)
+        tload_delta::diff(&base, &new, path, control)
     })
 }
 
