@@ -28,7 +28,8 @@ pub use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
 pub use index::{INDEX_BYTES_MAX, Index, listed_twice, parse_index, read_index};
 pub use model_files::{
-    Choice, INDEX_NAME, INDEX_SUFFIX, ModelFiles, Precedence, SINGLE_NAME, choose_files, listed,
+    Choice, INDEX_NAME, INDEX_SUFFIX, KEY_FILE_NAME, ModelFiles, Precedence, SINGLE_NAME,
+    choose_files, listed,
 };
 pub use shards::{Gap, SUFFIX, missing_shard, natural_cmp};
 pub use slice::{Cut, Indices, Shown, Slice, Strides};

@@ -14,6 +14,9 @@ use crate::error::{printable, shortened};
 pub const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// Index name that `transformers` writes; it takes precedence over other indexes in the directory.
 pub const INDEX_NAME: &str = "model.safetensors.index.json";
+
+/// Name of the file with the wrapped keys of a sealed checkpoint.
+pub const KEY_FILE_NAME: &str = "sealed.json";
 /// Name that `transformers` writes when one file is enough.
 pub const SINGLE_NAME: &str = "model.safetensors";
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use tload_base::error::{Error, Result};
-use tload_format::{Choice, INDEX_SUFFIX, Precedence, SUFFIX, choose_files, listed};
+use tload_format::{Choice, INDEX_SUFFIX, KEY_FILE_NAME, Precedence, SUFFIX, choose_files, listed};
 
 /// Requires that a load of a directory with the files `present` reads the same files as without
 /// them, once the files `copied` are there too.
@@ -12,29 +12,31 @@ use tload_format::{Choice, INDEX_SUFFIX, Precedence, SUFFIX, choose_files, liste
 /// # Errors
 ///
 /// [`ErrorKind::InvalidRequest`](tload_base::error::ErrorKind::InvalidRequest) that names those of
-/// `present` that are weights and not among `copied`.
+/// `present` that are weights and not among `copied`; or if `present` is sealed, and `copied` is
+/// not.
 pub fn require_one_model(copied: &[&str], present: &[String]) -> Result<()> {
     let copied: BTreeSet<_> = copied.iter().copied().collect();
     let present: BTreeSet<_> = present.iter().map(String::as_str).collect();
     let is_read_alone = |precedence| {
-        let read = |names: BTreeSet<_>| read(choose_files(names, precedence));
-        let alone = read(copied.clone());
-        alone.is_empty() || alone == read(&present | &copied)
+        let alone = read(copied.clone(), precedence);
+        alone.is_empty() || alone == read(&present | &copied, precedence)
     };
-    if is_read_alone(Precedence::Index) && is_read_alone(Precedence::SingleFile) {
+    let mut precedences = [Precedence::Index, Precedence::SingleFile].into_iter();
+    let others = &present - &copied;
+    if !others.contains(KEY_FILE_NAME) && precedences.all(is_read_alone) {
         return Ok(());
     }
-    let is_weights = |name: &str| name.ends_with(SUFFIX) || name.ends_with(INDEX_SUFFIX);
-    let others = (&present - &copied).into_iter();
-    let others: Vec<_> = others.filter(|name| is_weights(name)).collect();
+    let ends = [SUFFIX, INDEX_SUFFIX, KEY_FILE_NAME];
+    let is_weights = |name: &str| ends.iter().any(|end| name.ends_with(end));
+    let others: Vec<_> = others.into_iter().filter(|name| is_weights(name)).collect();
     let message = "the directory has weights that the source lacks, and a load would read them";
     let hint = "copy into another directory, or remove them; to copy all the same, select the files with ‹include›";
     Err(Error::invalid_request(format!("{message}: {}", listed(&others))).with_hint(hint))
 }
 
 /// Returns the files that a load reads first.
-fn read(choice: Choice<'_>) -> Vec<&str> {
-    match choice {
+fn read(names: BTreeSet<&str>, precedence: Precedence) -> Vec<&str> {
+    match choose_files(names, precedence) {
         Choice::Index(name) => vec![name],
         Choice::Indexes(one, other) => vec![one, other],
         Choice::Files(files) => files.chosen,
@@ -71,6 +73,17 @@ mod tests {
             let error = require_one_model(copied, &here).expect_err("another model");
             assert!(error.message().contains(present[0]), "{error}");
         }
+    }
+
+    #[test]
+    fn nothing_is_added_to_sealed_files_but_others_that_replace_them() {
+        let sealed: Vec<_> = [KEY_FILE_NAME, "sealed.manifest", SINGLE]
+            .map(str::to_owned)
+            .into();
+        for copied in [&[SINGLE][..], &["config.json"]] {
+            require_one_model(copied, &sealed).expect_err("would be unreadable");
+        }
+        require_one_model(&[KEY_FILE_NAME, SINGLE], &sealed).expect("another sealed checkpoint");
     }
 
     #[test]

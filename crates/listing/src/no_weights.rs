@@ -8,9 +8,6 @@ use tload_format::SUFFIX;
 /// Most subdirectories that a hint names.
 const SHOWN: usize = 8;
 
-/// File that every pipeline of diffusers has.
-const PIPELINE: &str = "model_index.json";
-
 /// Program whose files are read, but not found in a directory.
 const TENSORIZER: &str = "Tensorizer";
 
@@ -54,7 +51,8 @@ pub fn no_weights(
 }
 
 fn hint(names: &[String], below: &[String], holding: &[String]) -> String {
-    let is_pipeline = names.iter().any(|name| name == PIPELINE);
+    // Every pipeline of diffusers has this file.
+    let is_pipeline = names.iter().any(|name| name == "model_index.json");
     let other = names.iter().find_map(|name| {
         let (_, program) = OTHER_WEIGHTS.iter().find(|(end, _)| name.ends_with(end))?;
         Some((name, program))

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
-use tload_format::{HEADER_BYTES_MAX, INDEX_SUFFIX, LENGTH_BYTES, SINGLE_NAME, SUFFIX};
+use tload_format::{
+    HEADER_BYTES_MAX, INDEX_SUFFIX, KEY_FILE_NAME, LENGTH_BYTES, SINGLE_NAME, SUFFIX,
+};
 use tload_partial::Partial;
 use tload_tensorizer::Tensor;
 
@@ -30,6 +32,8 @@ pub(crate) struct Layout {
     /// For each tensor, the position of its bytes in the file.
     pub(crate) starts: Vec<u64>,
     bytes: u64,
+    /// True if some tensors have no bytes in the file of Tensorizer, which can state any length.
+    has_zeros: bool,
 }
 
 impl Layout {
@@ -75,6 +79,7 @@ impl Layout {
             header,
             starts,
             bytes: begin + end,
+            has_zeros: tensors.iter().any(Tensor::is_meta),
         })
     }
 }
@@ -121,9 +126,13 @@ impl Target {
     }
 
     /// Reserves the space, so that a full disk is an error before anything is read, and writes the
-    /// header. What is not written later reads as zeros.
+    /// header. What is not written later reads as zeros, and takes no space.
     fn lay_out(&mut self, layout: &Layout) -> io::Result<()> {
         use rustix::io::Errno;
+        if layout.has_zeros {
+            self.file.set_len(layout.bytes)?;
+            return self.file.write_all(&layout.header);
+        }
         match rustix::fs::fallocate(
             &self.file,
             rustix::fs::FallocateFlags::empty(),
@@ -157,8 +166,16 @@ pub fn temporary(folder: &Path) -> PathBuf {
     tload_partial::beside(&folder.join(SINGLE_NAME))
 }
 
+/// Files that describe weights, which those of another checkpoint would not fit.
+const DESCRIBING: [&str; 4] = [
+    KEY_FILE_NAME,
+    "sealed.manifest",
+    "tload-manifest.json",
+    "model.sig",
+];
+
 /// Returns an error if `folder` has weights already. Loads would take those that an index names,
-/// so only a single file is ever replaced.
+/// so only a single file is ever replaced, and none that other files describe.
 fn refuse_others(folder: &Path, is_forced: bool) -> Result<()> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -171,6 +188,12 @@ fn refuse_others(folder: &Path, is_forced: bool) -> Result<()> {
         let is_same = name == SINGLE_NAME;
         if is_same && is_forced || name.starts_with('.') {
             continue;
+        }
+        if DESCRIBING.contains(&&*name) {
+            let message = "describes the weights of another checkpoint";
+            return Err(Error::invalid_request(message)
+                .with_location(folder.join(&*name).display())
+                .with_hint("pass another directory, or remove the file"));
         }
         if name.ends_with(SUFFIX) || name.ends_with(INDEX_SUFFIX) {
             return Err(

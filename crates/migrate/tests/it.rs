@@ -99,6 +99,28 @@ fn converted_files_have_the_tensors_that_the_package_reads() {
     }
 }
 
+/// They would describe other weights than those that are there then.
+#[test]
+fn files_that_describe_weights_are_not_left_beside_others() {
+    for name in [
+        "sealed.json",
+        "sealed.manifest",
+        "tload-manifest.json",
+        "model.sig",
+    ] {
+        let place = Place::new();
+        std::fs::create_dir(place.target()).expect("the folder takes folders");
+        let described = place.target().join(name);
+        std::fs::write(&described, "{}").expect("the folder takes files");
+        let source = place.0.path().join("x.tensors");
+        std::fs::write(&source, written("v5")).expect("the folder takes files");
+        let convert = Convert::new(Location::from_path(&source), place.target()).force(true);
+        let error = convert.run().expect_err(name);
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+        assert_eq!(std::fs::read_dir(place.target()).expect("there").count(), 1);
+    }
+}
+
 #[test]
 fn keys_that_are_wrong_missing_or_not_needed_are_told_apart() {
     let place = Place::new();

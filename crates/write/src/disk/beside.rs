@@ -21,8 +21,7 @@ pub(super) fn keep(from: &Path, to: &Path) -> Result<()> {
 /// Links what was made in `from` after [`keep`] into `to`, which has taken its place.
 pub(super) fn keep_late(from: &Path, to: &Path) {
     if let Err(error) = keep(from, to).and_then(|()| sync_directory(to)) {
-        let path = from.display();
-        tracing::warn!(%path, %error, "cannot keep all files of the replaced directory");
+        tracing::warn!(path = %from.display(), %error, "cannot keep files of the old directory");
     }
 }
 
@@ -61,10 +60,8 @@ fn link_below(from: &Path, to: &Path, is_kept: fn(&str) -> bool) -> Result<()> {
         } else if kind.is_file() {
             unless_there(fs::hard_link(&path, &new))?;
         } else {
-            return Err(Error::invalid_request(
-                "is neither a file nor a directory, and cannot be kept",
-            )
-            .with_location(path.display()));
+            let message = "is neither a file nor a directory, and cannot be kept";
+            return Err(Error::invalid_request(message).with_location(path.display()));
         }
         step::reach();
     }

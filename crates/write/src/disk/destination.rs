@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::stage::{ATTRIBUTE, Stage, file_name, lock, resolved};
 use super::{beside, file_error, sync_directory};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::SUFFIX;
+use crate::format::{KEY_FILE_NAME, SUFFIX};
 use crate::options::Location;
 use crate::step;
 use crate::write_id::WriteId;
@@ -46,29 +46,32 @@ impl OpenedPath {
         let old = Old::open(&path)?;
         let is_directory = old.as_ref().is_some_and(|old| old.metadata.is_dir());
         let is_file = !is_directory && Location::from_path(&path).has_extension(&SUFFIX[1..]);
-        let refused =
-            |message: &str| Err(Error::invalid_request(message).with_location(path.display()));
+        let refused = |message: &str, hint: &str| {
+            let error = Error::invalid_request(message).with_hint(hint);
+            Err(error.with_location(path.display()))
+        };
         match &old {
             Some(old) if !is_directory && (!is_file || !old.metadata.is_file()) => {
-                return refused("is neither a directory nor a safetensors file");
+                let message = "is neither a directory nor a safetensors file";
+                return refused(message, "write to another place");
             }
             Some(old) if is_directory && old.is_mount(&path) => {
-                return refused("is the root of a file system, whose place no directory can take")
-                    .map_err(|error| error.with_hint("write to a directory in it"));
+                let message = "is the root of a file system, whose place no directory can take";
+                return refused(message, "write to a directory in it");
             }
             Some(old) if !old.is_empty && !options.replace => {
-                let what = if is_file {
-                    "the file exists"
-                } else {
-                    "the directory is not empty"
-                };
-                return refused(what).map_err(|error| {
-                    error.with_hint("write to another place, or set the option replace")
-                });
+                let what = ["the directory is not empty", "the file exists"];
+                let hint = "write to another place, or set the option replace";
+                return refused(what[usize::from(is_file)], hint);
+            }
+            Some(_) if is_directory && path.join(KEY_FILE_NAME).exists() => {
+                let message = "is a sealed checkpoint, whose other files would stay encrypted";
+                return refused(message, "write to another directory");
             }
             Some(old) if !old.is_empty && options.plain_names && !is_file => {
-                return refused("plain names are for a new directory: readers of the old index would read new shards")
-                    .map_err(|error| error.with_hint("write to a new directory: only sealed checkpoints and plain_names need one"));
+                let message = "plain names are for a new directory: readers of the old index would read new shards";
+                let hint = "write to a new directory: only sealing and plain_names need one";
+                return refused(message, hint);
             }
             Some(_) | None => {}
         }

@@ -346,6 +346,16 @@ fn unwritable_destinations_are_refused() {
     let full = folder.path().join("full");
     fs::create_dir(&full).expect("is created");
     fs::write(full.join("model.safetensors"), "old").expect("is written");
+    let sealed = folder.path().join("sealed");
+    fs::create_dir(&sealed).expect("is created");
+    fs::write(sealed.join("sealed.json"), "{}").expect("is written");
+    let replacing = WriteOptions::new().replace(true);
+    let error = Writer::create(&Location::from_path(&sealed), replacing).expect_err("is sealed");
+    assert!(
+        error.to_string().contains("is a sealed checkpoint"),
+        "{error}"
+    );
+    fs::remove_dir_all(&sealed).expect("is removed");
     let cases: [(&Path, &str); 4] = [
         (&text, "neither a directory nor a safetensors file"),
         (&full, "not empty"),
