@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use object_store::PutMode;
 use object_store::path::Path;
-use tload_write::objects::{Client, FRAGMENTS_NAME, shards};
+use tload_write::objects::{CLAIM, Client, FRAGMENTS_NAME, shards};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Location, StoreOptions};
@@ -72,18 +72,13 @@ impl SmallObject {
     ///
     /// [`ErrorKind::Changed`] if it has been written since [`Self::open`]; those of the store.
     pub fn put(self, text: &[u8]) -> Result<()> {
-        let Self {
-            client,
-            location,
-            path,
-            mode,
-        } = self;
-        let text = Bytes::copy_from_slice(text);
-        let put = client.wait(|client| async move { client.put(&path, &text, mode).await });
-        match put.map_err(|error| error.or_location(&location))? {
+        let (path, mode, text) = (self.path, self.mode, Bytes::copy_from_slice(text));
+        let put = |client: Arc<Client>| async move { client.put(&path, &text, mode).await };
+        let put = self.client.wait(put);
+        match put.map_err(|error| error.or_location(&self.location))? {
             Some(_) => Ok(()),
             None => Err(Error::new(ErrorKind::Changed, "was written meanwhile")
-                .with_location(&location)
+                .with_location(&self.location)
                 .with_hint("see that no two programs write to the same place, and write again")),
         }
     }
@@ -93,17 +88,23 @@ impl SmallObject {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Changed`] if another write was faster, which the error names: then the files are
-/// removed. Those of the store.
+/// [`ErrorKind::Changed`] if another write was faster or has claimed the prefix, which the error
+/// names: then the files are removed. Those of the store.
 #[doc(hidden)]
 pub fn publish_fragments(location: &Location, list: &[u8], store: &StoreOptions) -> Result<()> {
     let client = Client::open(location, store)?;
-    let (path, text) = (client.path(FRAGMENTS_NAME), Bytes::copy_from_slice(list));
-    let put = |client: Arc<Client>| async move { client.put(&path, &text, PutMode::Create).await };
-    if client.wait(put)?.is_some() {
-        return Ok(());
-    }
+    let (claim, path) = (client.path(CLAIM), client.path(FRAGMENTS_NAME));
+    let text = Bytes::copy_from_slice(list);
+    let taken = client.wait(|client| async move {
+        // A writer that claims the prefix later than this lists it, and finds the files.
+        if client.state(&claim).await?.is_some() {
+            return Ok(Some(CLAIM));
+        }
+        let put = client.put(&path, &text, PutMode::Create).await?;
+        Ok(put.is_none().then_some(FRAGMENTS_NAME))
+    })?;
+    let Some(taken) = taken else { return Ok(()) };
     let files = shards(list);
     client.delete(files.iter().map(|name| client.path(name)).collect())?;
-    Err(client.conflict(FRAGMENTS_NAME))
+    Err(client.conflict(taken))
 }
