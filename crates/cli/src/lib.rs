@@ -55,12 +55,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let is_reader = tload_prefetch::is_reader(&mut arguments);
     let args = match args::parse(&arguments) {
         Ok(args) => args,
-        Err(Refusal::Usage(error)) => {
-            // clap prints help and versions on standard output, usage errors on standard error. If
-            // that fails, only the status reports it.
-            drop(error.print());
-            return u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
-        }
+        Err(Refusal::Usage(error)) => return usage(&error),
         Err(Refusal::Variable {
             error,
             answers_in_json,
@@ -102,6 +97,20 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     tload::internal::reserve_descriptors();
     Interrupt::install(&System::real(), answer)
         .attend(|interrupt| attended(args, &arguments, interrupt, &limits))
+}
+
+/// Prints help and versions on standard output, mistakes on standard error, and returns the exit
+/// status.
+fn usage(said: &clap::Error) -> u8 {
+    let printed = said.print().and_then(|()| io::stdout().flush());
+    match printed.map_err(output::error::standard_output) {
+        // If standard error cannot be written, only the status reports the mistake.
+        Err(error) if !said.use_stderr() && !output::error::is_closed_pipe(&error) => {
+            output::error::print(&error);
+            exit::status(&error)
+        }
+        _ => u8::try_from(said.exit_code()).unwrap_or(exit::USAGE),
+    }
 }
 
 /// Runs the command and returns the exit status, on a thread that does not take signals.

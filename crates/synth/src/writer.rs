@@ -1,5 +1,5 @@
-//! Writer of a model's files: under temporary names, then flushed, renamed and dropped from the
-//! page cache; removed on failure.
+//! Writer of a model's files: under temporary names, flushed and dropped from the page cache, and
+//! renamed when all are there; removed on failure.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,6 +11,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 use tload::internal::{format_bytes, probe};
+use tload::verify::MANIFEST_NAME;
 use tload::{Error, ErrorKind, Result};
 use tload_base::sync::threads::Builder;
 
@@ -27,6 +28,8 @@ const WRITERS_MAX: usize = 4;
 /// Space for headers, index and the file system, in addition to the tensors.
 const OVERHEAD_BYTES: u64 = 16 << 20;
 
+/// End of a temporary name.
+const PARTIAL: &str = ".partial";
 const INDEX_NAME: &str = "model.safetensors.index.json";
 pub(crate) const CONFIG_NAME: &str = "config.json";
 
@@ -56,8 +59,8 @@ impl<'a> Synth<'a> {
 
     /// Writes all files into `directory`, or leaves none of them.
     ///
-    /// Refuses a directory that is not empty, unless `force` is set: then the checkpoint in it is
-    /// replaced.
+    /// Refuses a directory that is not empty, unless `force` is set: then the checkpoint in it, and
+    /// its manifest, are replaced once all files of the new one are written.
     pub fn write(&self, directory: &Path, force: bool, host: &dyn Host) -> Result<()> {
         let made = prepare(directory, force)?;
         let directory_guard = made.then(|| host.temporary(directory.to_owned()));
@@ -67,13 +70,22 @@ impl<'a> Synth<'a> {
             host,
         };
         let mut guards = writing.shards()?;
-        let mut written = self.companions();
-        for (name, text) in written.drain(..) {
-            let path = directory.join(name);
+        let mut names: Vec<_> = (0..self.shards.len())
+            .map(|it| self.shard_name(it))
+            .collect();
+        for (name, text) in self.companions() {
+            let partial = temporary_name(&directory.join(name));
+            guards.push(host.temporary(partial.clone()));
+            create(&partial)
+                .and_then(|mut file| file.write_all(text.as_bytes()).and(file.sync_data()))
+                .map_err(|error| file_error("cannot write", &partial, error))?;
+            names.push(name.to_owned());
+        }
+        remove(directory, |name| is_ours(name) || name == MANIFEST_NAME)?;
+        for path in names.into_iter().map(|name| directory.join(name)) {
             guards.push(host.temporary(path.clone()));
-            create(&path)
-                .and_then(|mut file| file.write_all(text.as_bytes()))
-                .map_err(|error| file_error("cannot write", &path, error))?;
+            fs::rename(temporary_name(&path), &path)
+                .map_err(|error| file_error("cannot rename to", &path, error))?;
         }
         for guard in guards {
             guard.keep();
@@ -118,7 +130,7 @@ struct Writing<'a> {
 }
 
 impl<'a> Writing<'a> {
-    /// Writes all shards, several at a time, and returns the guards of the finished files.
+    /// Writes all shards under temporary names, several at a time, and returns their guards.
     fn shards(&self) -> Result<Vec<Box<dyn Temporary + 'a>>> {
         let next = AtomicUsize::new(0);
         let guards = Mutex::new(Vec::new());
@@ -154,17 +166,12 @@ impl<'a> Writing<'a> {
     }
 
     fn shard(&self, index: usize, entries: &[Entry]) -> Result<Box<dyn Temporary + 'a>> {
-        let path = self.directory.join(self.synth.shard_name(index));
-        let partial = temporary_name(&path);
-        let unfinished = self.host.temporary(partial.clone());
+        let partial = temporary_name(&self.directory.join(self.synth.shard_name(index)));
+        let guard = self.host.temporary(partial.clone());
         self.shard_bytes(&partial, entries)?;
-        let finished = self.host.temporary(path.clone());
-        fs::rename(&partial, &path)
-            .map_err(|error| file_error("cannot rename to", &path, error))?;
-        unfinished.keep();
         // If the page cache cannot be dropped (tmpfs), the checkpoint is still valid.
-        drop(probe::evict(&path));
-        Ok(finished)
+        drop(probe::evict(&partial));
+        Ok(guard)
     }
 
     fn shard_bytes(&self, path: &Path, entries: &[Entry]) -> Result<()> {
@@ -200,58 +207,52 @@ fn create(path: &Path) -> io::Result<File> {
 /// Returns the temporary name beside the final one: `.model.safetensors.partial`.
 fn temporary_name(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!(".{name}.partial"))
+    path.with_file_name(format!(".{name}{PARTIAL}"))
 }
 
-/// Makes sure that `directory` exists and holds no other checkpoint. Returns whether it was
-/// created.
+/// Makes sure that `directory` exists, and is empty unless `force` is set. Removes what killed
+/// writers have left. Returns whether it was created.
 fn prepare(directory: &Path, force: bool) -> Result<bool> {
     if directory.is_file() {
         return Err(Error::new(ErrorKind::InvalidRequest, "is a file")
             .with_location(directory.display())
             .with_hint("name a directory; it is created if it does not exist"));
     }
-    let exists = directory.exists();
-    if exists {
-        let failed = |error| file_error("cannot list", directory, error);
-        let names = fs::read_dir(directory)
-            .and_then(|entries| {
-                entries
-                    .map(|entry| entry.map(|entry| entry.path()))
-                    .collect()
-            })
-            .map_err(failed)?;
-        replace(directory, names, force)?;
-    } else {
+    if !directory.exists() {
         fs::create_dir_all(directory)
             .map_err(|error| file_error("cannot create the directory", directory, error))?;
+        return Ok(true);
     }
-    Ok(!exists)
-}
-
-/// Removes the checkpoint among `paths`; other files stay.
-fn replace(directory: &Path, paths: Vec<PathBuf>, force: bool) -> Result<()> {
-    if paths.is_empty() {
-        return Ok(());
-    }
-    if !force {
+    if !force && !listed(directory)?.is_empty() {
         return Err(
             Error::new(ErrorKind::InvalidRequest, "the directory is not empty")
                 .with_location(directory.display())
                 .with_hint("name another directory, or replace the checkpoint in it with --force"),
         );
     }
-    for path in paths.into_iter().filter(|path| is_ours(path)) {
-        fs::remove_file(&path).map_err(|error| file_error("cannot replace", &path, error))?;
+    let partial = |name: &str| name.strip_prefix('.')?.strip_suffix(PARTIAL).map(is_ours);
+    remove(directory, |name| partial(name) == Some(true))?;
+    Ok(false)
+}
+
+fn listed(directory: &Path) -> Result<Vec<PathBuf>> {
+    fs::read_dir(directory)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
+        .map_err(|error| file_error("cannot list", directory, error))
+}
+
+/// Removes the files in `directory` that have such a name; others stay.
+fn remove(directory: &Path, is_meant: impl Fn(&str) -> bool) -> Result<()> {
+    for path in listed(directory)? {
+        if is_meant(&path.file_name().unwrap_or_default().to_string_lossy()) {
+            fs::remove_file(&path).map_err(|error| file_error("cannot replace", &path, error))?;
+        }
     }
     Ok(())
 }
 
 /// Returns whether [`Synth`] writes files of this name.
-fn is_ours(path: &Path) -> bool {
-    let found = path.file_name().unwrap_or_default().to_string_lossy();
-    let visible = found.strip_prefix('.').unwrap_or(&found);
-    let name = visible.strip_suffix(".partial").unwrap_or(visible);
+fn is_ours(name: &str) -> bool {
     [INDEX_NAME, CONFIG_NAME, "model.safetensors"].contains(&name)
         || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }

@@ -33,6 +33,10 @@ pub fn remove_incomplete(location: &Location, store: &StoreOptions) -> Result<Ve
         return Err(crate::target::without_stores(location));
     };
     let _ = store;
+    let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    if parent.is_some_and(|it| matches!(it.try_exists(), Ok(false))) {
+        return Ok(Vec::new());
+    }
     let path = stage::resolved(path)?;
     let mut found = Vec::new();
     for (path, lock) in stage::leftovers(&path)? {

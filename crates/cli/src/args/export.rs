@@ -26,3 +26,14 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "ranks")]
     pub(crate) trace: Option<PathBuf>,
 }
+
+impl ExportArgs {
+    /// Returns the path of every export.
+    pub(crate) fn paths(&self) -> Vec<&PathBuf> {
+        let tables = [&self.json, &self.csv, &self.markdown];
+        let all = tables
+            .into_iter()
+            .chain([&self.plot, &self.html, &self.trace]);
+        all.flatten().collect()
+    }
+}

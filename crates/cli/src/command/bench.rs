@@ -81,6 +81,8 @@ fn exported<R: Serialize>(
     interrupt: &Interrupt,
     measure: impl FnOnce(&Exports, &mut Option<R>) -> Result<()>,
 ) -> Result<()> {
+    // First, since a failure is written to the exports, too.
+    export::check(&args.exports.paths())?;
     let mut results = None;
     let exports = Exports::create(&args.exports);
     let outcome = exports.and_then(|exports| measure(&exports, &mut results));

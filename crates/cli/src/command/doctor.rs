@@ -53,7 +53,7 @@ pub(crate) fn run(
     let configured = config.as_deref().unwrap_or(&nothing);
     let store = options::store_over(configured, &args.opening.store, location.as_ref())?;
     let store = options::within(Some(args.timeout), store)?;
-    args.html.as_deref().map_or(Ok(()), export::create)?;
+    export::create(&args.html.iter().collect::<Vec<_>>())?;
     let examined = args
         .location
         .as_deref()

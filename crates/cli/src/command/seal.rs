@@ -10,7 +10,7 @@ use tload::internal::format_bytes;
 use tload::sealed::{self, Algorithm, Recipients, SealOptions, WrittenCheckpoint};
 use tload::{Error, Key, Result};
 
-use super::local_path::require_local;
+use super::local_path::{require_local, require_outside};
 use crate::args::{CipherArg, KeyArgs, RecipientArgs, RekeyArgs, SealArgs, UnsealArgs};
 use crate::deadline::Watch;
 use crate::interrupt::Interrupt;
@@ -27,6 +27,7 @@ pub(crate) fn seal(args: &SealArgs, interrupt: &Interrupt, out: &mut dyn Write) 
         CipherArg::Aes128 => Algorithm::Aes128,
     };
     let from = options::location(&args.from)?;
+    require_outside(&from, &args.to)?;
     let store = options::store(&args.store, Some(&from))?;
     let recipients = recipients(&args.recipients)?;
     let key = match &args.new_key_file {
@@ -63,6 +64,7 @@ pub(crate) fn seal(args: &SealArgs, interrupt: &Interrupt, out: &mut dyn Write) 
 pub(crate) fn unseal(args: &UnsealArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     require_local(&args.to)?;
     let from = options::location(&args.from)?;
+    require_outside(&from, &args.to)?;
     let store = options::store(&args.store, Some(&from))?;
     let key = given(&args.key)?;
     let written = watch(&args.to, interrupt, move |to, cancel| {

@@ -42,11 +42,10 @@ struct Trace<'a> {
 }
 
 impl<'a> LoadFiles<'a> {
-    /// Creates the files, empty.
+    /// Creates the files as [`create`] does.
     pub(crate) fn create(args: &'a LoadArgs, arguments: &[OsString]) -> Result<Self> {
-        for path in [&args.html, &args.trace].into_iter().flatten() {
-            create(path)?;
-        }
+        let paths: Vec<_> = args.html.iter().chain(&args.trace).collect();
+        create(&paths)?;
         let trace = args.trace.as_deref().map(|path| Trace {
             path,
             recorder: Recorder::start(),

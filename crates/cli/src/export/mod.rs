@@ -1,6 +1,6 @@
-//! Export files. They are created before the first run, so that a bad path fails early. Those of a
-//! benchmark are replaced after each run, so that a crash loses at most one; `load` has those of a
-//! load.
+//! Export files. They are created before the first run, so that a bad path fails early, and what
+//! exists stays until there is something to replace it. Those of a benchmark are replaced after
+//! each run, so that a crash loses at most one; `load` has those of a load.
 
 mod csv;
 pub(crate) mod html;
@@ -12,9 +12,12 @@ mod plot;
 
 use std::fs;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, access};
 use serde::Serialize;
+use tempfile::NamedTempFile;
 use tload::{Error, Result};
 use tload_trace::Recorder;
 
@@ -40,7 +43,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Creates the files, empty.
+    /// Creates the files as [`create`] does.
     pub(crate) fn create(args: &ExportArgs) -> Result<Self> {
         let plot = (args.plot.as_ref())
             .map(|path| Ok::<_, Error>((path, plot::Plot::for_path(path)?)))
@@ -56,20 +59,14 @@ impl Exports {
         if let Some((path, plot)) = plot {
             add(Some(path), Box::new(plot));
         }
-        args.trace.as_deref().map_or(Ok(()), create)?;
-        let exports = Self { files };
-        exports.write_each(|_| String::new())?;
-        Ok(exports)
+        create(&args.paths())?;
+        Ok(Self { files })
     }
 
     /// Rewrites all files.
     pub(crate) fn write(&self, results: &Results) -> Result<()> {
-        self.write_each(|format| format.render(results))
-    }
-
-    fn write_each(&self, text: impl Fn(&dyn Format) -> String) -> Result<()> {
         for (path, format) in &self.files {
-            write_text(path, &text(format.as_ref()))?;
+            write_text(path, &format.render(results))?;
         }
         Ok(())
     }
@@ -92,9 +89,65 @@ pub(crate) fn write_json(path: &Path, results: &impl Serialize) -> Result<()> {
     written.map_err(|error| export_error(path, error))
 }
 
-/// Creates a file, empty, so that a bad path fails early.
-pub(crate) fn create(path: &Path) -> Result<()> {
-    write_text(path, "")
+/// Creates files, empty, so that a bad path fails early. Those that exist keep what they have, and
+/// are only known to be writable then.
+pub(crate) fn create(paths: &[&PathBuf]) -> Result<()> {
+    check(paths)?;
+    let mut paths = paths.iter();
+    paths.try_for_each(|path| try_to_write(path).map_err(|error| export_error(path, error)))
+}
+
+/// Refuses to replace one export by another, and weights by an export.
+pub(crate) fn check(paths: &[&PathBuf]) -> Result<()> {
+    let mut files = Vec::new();
+    for path in paths {
+        let file = followed(path);
+        // Pipes and devices take several texts.
+        let is_twice = files.contains(&file) && (file.is_file() || !file.exists());
+        let message = if is_twice {
+            "is the file of two exports, of which one would be lost"
+        } else if path.is_file() && (is_weights(path) || is_weights(&file)) {
+            "is a file of a checkpoint, which no export replaces"
+        } else {
+            files.push(file);
+            continue;
+        };
+        return Err(Error::invalid_request(message)
+            .with_location(path.display())
+            .with_hint("name another file"));
+    }
+    Ok(())
+}
+
+/// Returns the path with links followed, also of a file that does not exist yet.
+fn followed(path: &Path) -> PathBuf {
+    let beside = || Some(folder_of(path).canonicalize().ok()?.join(path.file_name()?));
+    let found = path.canonicalize().ok().or_else(beside);
+    found.unwrap_or_else(|| path.to_owned())
+}
+
+/// Returns whether this is the name of a shard, or of an index.
+fn is_weights(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let ends = [".safetensors", ".tensors", ".safetensors.index.json"];
+    ends.iter().any(|end| name.ends_with(end))
+}
+
+/// Makes sure that [`write_with`] can write a file, and creates one that does not exist.
+fn try_to_write(path: &Path) -> io::Result<()> {
+    if path.symlink_metadata().is_ok_and(|it| it.is_file()) {
+        match partial_beside(path) {
+            Err(error) if !is_full(&error) => {}
+            made => return made.map(drop),
+        }
+    }
+    // Opening a pipe would wait for its reader, and closing it would end what that reads.
+    if path.metadata().is_ok_and(|it| it.file_type().is_fifo()) {
+        return Ok(access(path, Access::WRITE_OK)?);
+    }
+    let mut options = fs::File::options();
+    let opened = options.write(true).create(true).truncate(false).open(path);
+    opened.map(drop)
 }
 
 /// Writes a whole file as [`write_with`] does.
@@ -142,11 +195,7 @@ fn write_directly(path: &Path, content: Content<'_>) -> io::Result<()> {
 }
 
 fn replace(path: &Path, content: Content<'_>, permissions: fs::Permissions) -> io::Result<()> {
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
-    let mut partial = tempfile::Builder::new()
-        .prefix(".tload-")
-        .suffix(".partial")
-        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    let mut partial = partial_beside(path)?;
     let mut out = BufWriter::new(&mut partial);
     content(&mut out)?;
     out.flush()?;
@@ -154,6 +203,18 @@ fn replace(path: &Path, content: Content<'_>, permissions: fs::Permissions) -> i
     partial.as_file().set_permissions(permissions)?;
     partial.persist(path)?;
     Ok(())
+}
+
+fn partial_beside(path: &Path) -> io::Result<NamedTempFile> {
+    tempfile::Builder::new()
+        .prefix(".tload-")
+        .suffix(".partial")
+        .tempfile_in(folder_of(path))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 /// Returns whether a file that is written to directly would lose what it has, too.

@@ -97,6 +97,23 @@ fn export_files_are_created_before_first_run_and_bad_path_fails() {
 }
 
 #[test]
+fn existing_files_keep_what_they_have_until_it_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, link, new, pipe] = ["a", "link", "new", "pipe"].map(|it| folder.path().join(it));
+    fs::write(&file, "before").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let (fifo, rights) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, fifo, rights, 0).unwrap();
+    for path in [&file, &link, &new, &pipe] {
+        create(&[path]).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "before", "{path:?}");
+    }
+    assert_eq!(fs::read_to_string(&new).unwrap(), "");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
+    create(&[&folder.path().to_owned()]).unwrap_err();
+}
+
+#[test]
 fn plot_is_written_as_svg_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);

@@ -121,7 +121,7 @@ fn interrupted_synth_removes_its_files() {
     .stderr(Stdio::piped())
     .spawn()
     .unwrap();
-    // Until a shard is finished and another one is being written.
+    // Until there is more than one shard, each finished or being written.
     while !model.exists() || entries(&model).len() < 2 {
         tload_testbed::pause_between_looks();
     }

@@ -114,6 +114,50 @@ fn bad_path_fails_before_the_work() {
 }
 
 #[test]
+fn two_exports_and_weights_are_not_one_file() {
+    let (folder, model) = model("model");
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (one, same, shard) = (
+        path("x"),
+        path("model/../x"),
+        path("model/model.safetensors"),
+    );
+    let weights = fs::read(&shard).unwrap();
+    let model = model.to_str().unwrap();
+    for (arguments, wanted) in [
+        (
+            &["load", model, "--html", &one, "--trace", &one][..],
+            "of two exports",
+        ),
+        (
+            &["load", model, "--html", &one, "--trace", &same],
+            "of two exports",
+        ),
+        (
+            &["bench", model, "--json", &one, "--csv", &one],
+            "of two exports",
+        ),
+        (
+            &["bench", model, "--markdown", &one, "--trace", &same],
+            "of two exports",
+        ),
+        (&["load", model, "--html", &shard], "of a checkpoint"),
+        (&["load", model, "--trace", &shard], "of a checkpoint"),
+        (&["bench", model, "--json", &shard], "of a checkpoint"),
+        (&["doctor", model, "--html", &shard], "of a checkpoint"),
+    ] {
+        let output = run(arguments);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(wanted), "{arguments:?}: {text}");
+        assert!(!Path::new(&one).exists(), "{arguments:?}");
+        assert!(fs::read(&shard).unwrap() == weights, "{arguments:?}");
+    }
+    let null = "/dev/null";
+    succeed(["load", model, "--html", null, "--trace", null]);
+}
+
+#[test]
 fn full_disk_is_an_error_after_the_report() {
     let (_folder, model) = model("model");
     let model = model.to_str().unwrap();

@@ -55,6 +55,25 @@ fn failed_seals_leave_no_key() {
 }
 
 #[test]
+fn target_is_not_below_the_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (model, key) = (path("model"), path("key.json"));
+    succeed(["synth", &model, "--preset", "tiny", "--size", "1MiB"]);
+    fs::create_dir(path("model/deep")).unwrap();
+    for to in ["model/x", "model/deep/x", "model/../model/x"].map(path) {
+        for (command, key_flag) in [("seal", "--new-key-file"), ("unseal", "--key-file")] {
+            let output = run([command, &model, &to, key_flag, &key]);
+            let text = stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{command} {to}: {text}");
+            assert!(text.contains("below the source"), "{command} {to}: {text}");
+        }
+    }
+    assert_eq!(entries(folder.path()), ["model"]);
+    succeed(["seal", &model, &path("model2"), "--new-key-file", &key]);
+}
+
+#[test]
 fn interrupted_seals_leave_nothing() {
     let lab = Lab::start();
     lab.checkpoint();

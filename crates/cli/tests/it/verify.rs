@@ -1,8 +1,10 @@
 //! `verify`: output, manifests and exit status.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FileType;
 use serde_json::Value;
 
 use crate::{run, stderr, succeed};
@@ -151,6 +153,31 @@ fn existing_manifest_is_kept_unless_forced() {
         Some(2),
         "--force replaces what --write writes"
     );
+}
+
+#[test]
+fn force_replaces_manifests_only() {
+    let model = Model::new();
+    let [manifest, link, folder, pipe] =
+        ["m.json", "link", "folder", "pipe"].map(|name| model.at(&format!("../{name}")));
+    succeed(["verify", model.text(), "--write", &manifest]);
+    std::os::unix::fs::symlink(&manifest, &link).unwrap();
+    fs::create_dir(&folder).unwrap();
+    let rights = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, rights, 0).unwrap();
+    let shard = model.shards().remove(0).to_str().unwrap().to_owned();
+    for path in [shard, model.at("config.json"), link, folder, pipe] {
+        let number = || fs::symlink_metadata(&path).unwrap().ino();
+        let before = number();
+        let output = run(["verify", model.text(), "--write", &path, "--force"]);
+        assert_eq!(output.status.code(), Some(2), "{path}: {}", stderr(&output));
+        assert_eq!((number(), output.stdout.len()), (before, 0), "{path}");
+    }
+    succeed(["verify", model.text(), "--write", &manifest, "--force"]);
+    // A damaged one is known by its name.
+    fs::write(model.at("tload-manifest.json"), "{").unwrap();
+    succeed(["verify", model.text(), "--write", "--force"]);
+    succeed(["verify", model.text()]);
 }
 
 #[test]

@@ -174,6 +174,10 @@ fn leftovers_are_removed_by_request_only() {
         assert!(!folder.path().join(left).exists() && model.exists());
     }
     assert_eq!(said.matches("removed").count(), 2, "{said}");
-    let said = succeed(["rm", path, "--incomplete"]);
-    assert!(said.contains("nothing to remove"), "{said}");
+    let missing = folder.path().join("none/deep/model");
+    for path in [path, missing.to_str().unwrap()] {
+        let said = succeed(["rm", path, "--incomplete"]);
+        assert!(said.contains("nothing to remove"), "{said}");
+    }
+    assert!(!folder.path().join("none").exists());
 }

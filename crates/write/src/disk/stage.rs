@@ -197,10 +197,8 @@ pub(crate) fn resolved(path: &Path) -> Result<PathBuf> {
                 .with_location(path.display()),
         );
     };
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
     let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
     let new: Vec<_> = parent.ancestors().take_while(is_new).collect();
     fs::create_dir_all(parent)

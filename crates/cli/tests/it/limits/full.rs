@@ -60,6 +60,10 @@ fn full_disk_has_its_own_exit_status() {
         &["doctor", "--json"],
         &["bench", &model, "--rounds", "1", "--no-fio"],
         &["completions", "bash"],
+        &["--version"],
+        &["-h"],
+        &["help"],
+        &["ls", "--help"],
     ] {
         let stdout = std::fs::File::options().write(true).open("/dev/full");
         let mut command = Under::new().command(arguments);

@@ -11,6 +11,7 @@ use signal_hook::consts::SIGTERM;
 
 use super::under::Under;
 use super::{Model, assert_refused, shown};
+use crate::cp::names;
 use crate::interrupt::signal;
 use crate::stderr;
 use crate::succeed;
@@ -185,6 +186,25 @@ fn single_thread_writes_a_checkpoint() {
         .unwrap();
     assert!(output.status.success(), "{}", shown(&output));
     succeed(["ls", model.to_str().unwrap()]);
+}
+
+/// Files that may not grow end the command as a kill does.
+#[test]
+fn checkpoint_stays_until_another_is_written() {
+    let model = Model::with_shards(3);
+    let text = model.text();
+    succeed(["verify", &text, "--write"]);
+    let synth = ["synth", &text, "--size", "16MiB", "--force"];
+    let under = Under::new().limit(Resource::Fsize, 1 << 20);
+    let under = under.limit(Resource::Core, 0);
+    let output = under.command(synth).output().unwrap();
+    assert!(!output.status.success(), "{}", shown(&output));
+    let load = ["load", &text, "--digest"];
+    let output = Under::new().command(load).output().unwrap();
+    model.assert_loaded("the old checkpoint", &output);
+    succeed(synth);
+    // The manifest was that of the old one.
+    assert_eq!(names(&model.path()), ["config.json", "model.safetensors"]);
 }
 
 /// Without a thread that listens, signals take their default action.

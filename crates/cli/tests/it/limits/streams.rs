@@ -27,6 +27,7 @@ fn closed_pipe_exits_successfully() {
         r#""$0" doctor "$1" | head -1"#,
         r#""$0" doctor --json | head -1"#,
         r#""$0" load --help | head -1"#,
+        r#""$0" --version | head -1"#,
     ] {
         let output = shell(line, &model);
         assert!(output.status.success(), "{line}: {}", shown(&output));
