@@ -90,6 +90,31 @@ def test_destination_that_is_not_empty_is_refused(tmp_path: Path) -> None:
         assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("place", "saved"), [(".", "here"), ("link", "empty"), ("dangling", "b/c"), ("new", "here/new")]
+)
+def test_destination_is_resolved_once(place: str, saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = require("torch")
+    for name in ("here", "empty"):
+        (tmp_path / name).mkdir()
+    if place in {"link", "dangling"}:
+        (tmp_path / "here" / place).symlink_to(tmp_path / saved)
+    monkeypatch.chdir(tmp_path / "here")
+    its = writer(place)
+    finish = its.finish
+
+    def finish_elsewhere(*given: Any, **keywords: Any) -> None:
+        monkeypatch.chdir(tmp_path)
+        finish(*given, **keywords)
+
+    its.finish = finish_elsewhere
+    dcp().save({"a": torch.ones(3)}, storage_writer=its)
+    state = {"a": torch.zeros(3)}
+    dcp().load(state, storage_reader=reader(tmp_path / saved))
+    assert state["a"].tolist() == [1.0] * 3
+    assert not list(tmp_path.rglob(".*tload*"))
+
+
 def test_values_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(dcp().CheckpointException, match="'step' is no tensor"):
         dcp().save({"a": require("torch").ones(3), "step": 7}, storage_writer=writer(tmp_path / "a"))
@@ -299,3 +324,38 @@ def test_save_to_a_store_appears_when_it_is_complete(s3: servers.S3) -> None:
     dcp().load(state, storage_reader=reader(url, store=s3.store))
     assert state["w"].tolist() == [1.0] * 4
     assert len(tload.list_files(url, store=s3.store)) == 2, "those of the other save are removed"
+
+
+def test_list_of_files_is_read_with_the_options_of_the_reader(web: servers.Web) -> None:
+    require("torch")
+    from tload._dcp.opening import Origin
+
+    web.files["model/tload-dcp.json"] = b"{}"
+
+    def listed(**options: Any) -> Any:
+        return Origin(f"{web.url}/model", None, tload.Options(**options), None)._listed(is_complete=True)
+
+    web.refuses = lambda: True
+    with pytest.raises(tload.RemoteError) as caught:
+        listed(retries=0)
+    assert caught.value.attempts == 1
+    web.refuses, web.stall_from = bool, 0
+    with pytest.raises(tload.LoadTimeoutError):
+        listed(timeout=0.5)
+
+
+def test_save_to_a_prefix_that_is_claimed_meanwhile_leaves_nothing(s3: servers.S3) -> None:
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    torch = require("torch")
+    s3.put("models", "other", b"x")
+
+    class Claimed(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            s3.put("models", "late/.tload-write", b"0123456789ab")
+            return super().resolve_data(write_item)
+
+    url = "s3://models/late"
+    with pytest.raises(dcp().CheckpointException, match="0123456789ab"):
+        dcp().save({"w": torch.ones(4)}, storage_writer=writer(url, store=s3.store), planner=Claimed())
+    assert [name for name, _ in tload.list_files(url, store=s3.store)] == [".tload-write"]

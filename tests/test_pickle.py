@@ -130,6 +130,17 @@ def test_unpickled_checkpoint_is_open(folder: Path, monkeypatch: pytest.MonkeyPa
     assert contents(listed) == WANTED
 
 
+def test_relative_paths_are_those_of_the_opening(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    opened = [tload.open("../model"), tload.open(files)]
+    monkeypatch.chdir("/")
+    for checkpoint in opened:
+        assert contents(again(checkpoint)) == WANTED
+        assert not checkpoint.location.startswith("/"), "messages show it as the caller wrote it"
+    assert again(opened[1]).shards[0].location == str(folder / files[0])
+
+
 def test_symbolic_links_are_followed_again(folder: Path, tmp_path: Path) -> None:
     farm = tmp_path / "farm"
     farm.mkdir()

@@ -113,6 +113,8 @@ def test_impossible_requests_are_refused_before_anything_is_read(model: Path) ->
         reader.read_into({"t1": good})
     with tload.open(model) as checkpoint, pytest.raises(tload.InvalidRequestError, match="map"):
         checkpoint.reader(tload.Options(cache="map"))
+    with tload.open(model) as checkpoint, pytest.raises(tload.InvalidRequestError, match="dtype= has no effect"):
+        checkpoint.reader(tload.Options(dtype="bf16"))
     with tload.open(model) as checkpoint, pytest.raises(tload.InvalidRequestError, match="memory_limit"):
         checkpoint.reader(tload.Options(memory_limit="1 KiB", extent_bytes="1 MiB"))
 

@@ -148,13 +148,16 @@ def test_duplicate_header_name_rejected(tmp_path: Path) -> None:
         safe_open(path, "np")
 
 
+def write_aligned(path: Path, tensors: dict[str, Content]) -> Path:
+    """Write a file whose tensors need no copy for alignment."""
+    missing = -(len(header(tensors, {"pad": ""})) + 8) % 64
+    write_file(path, tensors, metadata={"pad": " " * missing})
+    return path
+
+
 @pytest.fixture
 def aligned(tmp_path: Path) -> Path:
-    """A file whose tensors need no copy for alignment."""
-    path = tmp_path / "aligned.safetensors"
-    missing = -(len(header(LAYERS, {"pad": ""})) + 8) % 64
-    write_file(path, LAYERS, metadata={"pad": " " * missing})
-    return path
+    return write_aligned(tmp_path / "aligned.safetensors", LAYERS)
 
 
 def address(tensor: Any) -> int:
@@ -204,6 +207,52 @@ def test_pread_tensors_are_not_mapped(framework: str, aligned: Path) -> None:
         assert not mapped_at(aligned)
     tensors[0][:] = 1.0
     assert aligned.exists()
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_engine_of_the_environment_reads(backend: str, aligned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("torch")
+    expected = fingerprint(safe_open(aligned, "pt").get_tensors())
+    monkeypatch.setenv("TLOAD_ENGINE", "pread")
+    for cache in ("", "map"):
+        monkeypatch.setenv("TLOAD_CACHE", cache)
+        with safe_open(aligned, "pt", backend=backend) as handle:
+            assert fingerprint(handle.get_tensors()) == expected
+            assert fingerprint(dict(handle.prefetch())) == expected
+        assert fingerprint(safetensors.torch.load_file(aligned, backend=backend)) == expected
+
+
+def test_pread_arrays_are_writable_whatever_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {"large": Content.random("F32", (5, MIB), 1), "small": Content.random("F32", (5, 4), 2)}
+    path = write_aligned(tmp_path / "large.safetensors", tensors)
+    monkeypatch.setenv("TLOAD_CACHE", "map")
+    with safe_open(path, "np", backend="pread") as handle:
+        arrays = [*handle.get_tensors().values(), *map(handle.get_tensor, handle.keys())]
+        arrays.append(handle.prefetch({"large": slice(1, 5)}).take("large"))
+        assert not mapped_at(path)
+    assert all(array.flags.writeable for array in arrays)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("TLOAD_CACHE", "direct"), ("TLOAD_CACHE", "map"), ("TLOAD_KEY", "AGE-SECRET-KEY-1")]
+)
+def test_bytes_need_nothing_of_the_environment(
+    variable: str, value: str, aligned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("torch")
+    expected = fingerprint(safe_open(aligned, "pt").get_tensors())
+    monkeypatch.setenv(variable, value)
+    assert fingerprint(safetensors.torch.load(aligned.read_bytes())) == expected
+    assert all(array.flags.writeable for array in safetensors.numpy.load(aligned.read_bytes()).values())
+
+
+def test_errors_about_bytes_show_no_internal_path(aligned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("torch")
+    monkeypatch.setenv("TLOAD_VERIFY", "require")
+    with pytest.raises(tload.InvalidRequestError, match="the bytes") as caught:
+        safetensors.torch.load(aligned.read_bytes())
+    assert "/proc/" not in str(caught.value)
+    assert caught.value.location is None
 
 
 def test_each_tensor_has_a_storage_of_its_own(aligned: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,7 @@ def names(folder: Path) -> list[str]:
     [
         ({"max_shard_size": "big"}, tload.InvalidRequestError, "max_shard_size: "),
         ({"metadata": {"step": 1}}, TypeError, "metadata['step']: wanted a str, found int"),
+        ({"metadata": {"a": "\udcff"}}, tload.InvalidRequestError, "metadata['a'] is not Unicode"),
     ],
 )
 def test_wrong_argument_is_named(keywords: dict[str, Any], kind: type[Exception], words: str, tmp_path: Path) -> None:
@@ -244,6 +246,19 @@ def resized(elements: int) -> Any:
     return tensor
 
 
+def nested() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype of torch
+        return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
+def pair() -> Any:
+    """Return a tensor without dimensions, of a dtype with two elements in one."""
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no 4-bit floats")
+    return torch.zeros((), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "list": (lambda: {"a": [1.0]}, tload.InvalidRequestError, "found list"),
     "meta": (lambda: {"a": torch.empty(3, device="meta")}, tload.InvalidRequestError, "device meta"),
@@ -255,6 +270,14 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "numpy dtype": (lambda: {"a": np.zeros(3, dtype="U2")}, tload.UnsupportedError, "<U2"),
     "reserved": (lambda: {"__metadata__": torch.zeros(3)}, tload.InvalidRequestError, "reserves"),
     "twice": (lambda: iter([("a", torch.ones(1))] * 2), tload.InvalidRequestError, "comes twice"),
+    "masked": (
+        lambda: {"a": np.ma.array([1.0, 2.0], mask=[True, False])},
+        tload.InvalidRequestError,
+        'tensor "a": .*masked',
+    ),
+    "nested": (lambda: {"a": nested()}, tload.InvalidRequestError, 'tensor "a": is a nested tensor'),
+    "half a pair": (lambda: {"a": pair()}, tload.UnsupportedError, 'tensor "a": has no dimension'),
+    "surrogate": (lambda: {"a\udcff": torch.ones(1)}, tload.InvalidRequestError, r"'a\\udcff', is not Unicode"),
     "name": (lambda: {1: torch.ones(1)}, TypeError, "found int"),
 }
 

@@ -195,6 +195,7 @@ def test_open_checkpoint_rejects_store(floats: Floats) -> None:
             partial(tload.load, checkpoint, framework="dlpack"),
             partial(tload.load_into, {}, checkpoint),
             partial(tload.apply_into, {}, checkpoint),
+            partial(tload.apply, checkpoint, checkpoint, "out"),
             partial(safe_open, checkpoint, "pt"),
             partial(safetensors_torch.load_file, checkpoint),
             partial(from_pretrained, transformers.AutoModel, checkpoint),

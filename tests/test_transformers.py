@@ -402,6 +402,32 @@ def test_the_configuration_of_a_model_of_the_hub(
         from_pretrained(auto(), "hf://org/name/folder", cache_dir=tmp_path)
 
 
+def test_arguments_that_would_reach_only_the_configuration_are_refused(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    keep_commit(tmp_path, commit, dense, "main", "v/1")
+    opened = tload.open("hf://org/name@v%2F1")
+    refused: list[tuple[Any, dict[str, Any], str, str]] = [
+        ("hf://org/name", {"revision": "v/1"}, "revision='v/1' is not that of the URL", "hf://org/name@v%2F1"),
+        ("hf://models/org/name@v%2F1/", {"revision": "main"}, "revision='main'", "hf://org/name@main"),
+        (opened, {"revision": "main"}, "revision='main'", "hf://org/name@main"),
+        (["hf://org/name/model.safetensors"], {"revision": "v/1"}, "revision='v/1'", "hf://org/name@v%2F1"),
+        ("hf://org/name", {"local_files_only": True}, "local_files_only= has no effect", "HF_HUB_OFFLINE=1"),
+        (opened, {"force_download": True}, "force_download= has no effect", "leave it out"),
+        ("s3://bucket/model", {"force_download": True}, "force_download= has no effect", "leave it out"),
+        (dense, {"options": tload.Options(dtype="bf16")}, "dtype=bf16 in options=", "pass dtype="),
+    ]
+    for source, keywords, message, hint in refused:
+        with pytest.raises(tload.InvalidRequestError, match=message) as caught:
+            from_pretrained(auto(), source, config=dense, **keywords)
+        assert hint in str(caught.value.hint)
+    for source, revision in (("hf://org/name", "main"), (opened, commit), ("hf://org/name@v%2F1", "v/1")):
+        from_pretrained(auto(), source, cache_dir=tmp_path, revision=revision, local_files_only=False)
+
+
 def other_configuration(dense: Path, folder: Path) -> Path:
     """Copy a model with another initializer range in its configuration."""
     shutil.copytree(dense, folder)

@@ -192,9 +192,30 @@ def test_use_safetensors_false_loads_files_of_pytorch(two: Path, monkeypatch: py
             from_pretrained(auto(), source, config=two, use_safetensors=False)
     with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
         from_pretrained(auto(), two, use_safetensors=False, options=tload.Options(verify="require"))
+    given: dict[str, Any] = {"store": {"region": "r"}, "follow_symlinks": True}
+    for name, value in given.items():
+        with pytest.raises(tload.InvalidRequestError, match=f"transformers reads itself, without {name}="):
+            from_pretrained(auto(), two, use_safetensors=False, **{name: value})
     monkeypatch.setenv("TLOAD_VERIFY", "require")
     with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
         from_pretrained(auto(), two, use_safetensors=False)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"state_dict": {"a": 1}},
+        {"variant": "fp16"},
+        {"options": tload.Options(dtype="bf16")},
+        {"store": {"region": "r"}, "use_safetensors": False},
+        {"use_safetensors": False},
+    ],
+)
+def test_failing_call_leaves_the_group(keywords: dict[str, Any], two: Path, tmp_path: Path) -> None:
+    group = tload.Group.local(tmp_path / "group", 0, 1)
+    with pytest.raises(tload.InvalidRequestError):
+        from_pretrained(auto(), two, group=group, **keywords)
+    assert "closed" in repr(group)
 
 
 def test_files_that_transformers_reads_itself_cannot_be_verified(

@@ -112,6 +112,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "load_into": lambda folder: tload.load_into(targets(folder), folder),
     "read, small": lambda folder: tload.open(folder).read("bias"),
     "read, large": lambda folder: tload.open(folder).read(NAME),
+    "Checkpoint.reader": lambda folder: tload.open(folder).reader().read_into({"bias": bytearray(48)}),
     "safe_open.get_tensor": opened(lambda file: file.get_tensor("bias")),
     "safe_open.get_tensor, numpy": opened(lambda file: file.get_tensor("bias"), "np"),
     "safe_open.get_tensor, pread": opened(lambda file: file.get_tensor("bias"), backend="pread"),
@@ -132,7 +133,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "patch, accelerate": by_accelerate,
 }
 
-NEVER_VERIFIED = {"runai.FileStreamer", "runai.DistributedStreamer", "load of bytes"}
+NEVER_VERIFIED = {"Checkpoint.reader", "runai.FileStreamer", "runai.DistributedStreamer", "load of bytes"}
 """Readers of bytes that have no digest."""
 
 

@@ -179,7 +179,8 @@ class Checkpoint(Opened, Mapping[str, TensorInfo]):
             The reader, which keeps the files open on its own.
 
         Raises:
-            InvalidRequestError: The checkpoint is closed; or `cache="map"`, or `verify`, is set.
+            InvalidRequestError: The checkpoint is closed; `cache="map"`, `dtype` or `verify` is
+                set; or `TLOAD_VERIFY` requires verification.
             IoError, ChangedError, RemoteError, LoadTimeoutError: While opening the files.
         """
         from tload._checkpoint.reader import Reader

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tload import _tload
 from tload._errors import InvalidRequestError, advise
 from tload._options.keywords import OptionKeywords
-from tload._options.load_options import resolve
+from tload._options.load_options import is_strict, resolve
 from tload._sources.opened import usable
 
 if TYPE_CHECKING:
@@ -71,6 +71,13 @@ class Reader:
         """Open the files of a checkpoint for reads."""
         self._location = checkpoint.location
         resolved = resolve(options, OptionKeywords(), variables=VARIABLES)
+        if is_strict(resolve(options, OptionKeywords(), variables=("verify",))):
+            message = f"{self._location}: what a reader reads cannot be verified, as verify= requires"
+            hint = "set verify to auto or off, and verify the checkpoint before"
+            raise advise(InvalidRequestError, message, hint)
+        if resolved.dtype is not None:
+            message = f"{self._location}: dtype= has no effect on a reader, which reads bytes as they are in the file"
+            raise advise(InvalidRequestError, message, "leave dtype= out, and convert the tensors")
         self._raw: _tload.Reader | None = _tload.Reader(usable(checkpoint), resolved)
 
     def submit(self, buffers: Buffers) -> Reading:

@@ -76,7 +76,7 @@ class Origin:
             FormatError: The save has not been completed.
         """
         source: Any = self.source
-        files = listed(source, self.store)
+        files = listed(source, self.store, self.options)
         if files is None and is_complete:
             message = f"{show(source)}: the save that wrote these files has not been completed"
             raise advise(FormatError, message, "save again, to another prefix")

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
     from tload._options.keywords import StoreKeywords
+    from tload._options.load_options import Options
     from tload.typing import Location, Store
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
@@ -74,6 +75,8 @@ class _Place:
     folder: str
     """Directory beside the destination, or the prefix of a store, whose files have the identifier
     in their names."""
+    destination: str
+    """Absolute path of the directory that `folder` becomes, or the same prefix."""
     rank: int
     is_store: bool
     first: int
@@ -163,13 +166,14 @@ class StorageWriter(_StorageWriter):
         location = _local(self._path)
         if location is None:
             self._require_empty_prefix()
-            folder = os.fspath(self._path).rstrip("/")
+            folder = destination = os.fspath(self._path).rstrip("/")
         else:
-            folder = str(self._begin(location, its))
+            destination = os.path.realpath(location)
+            folder = str(self._begin(location, Path(destination), its))
         counts = [len(_files(plan.items)) for plan in plans]
         firsts = accumulate(counts, initial=0)
         return [
-            replace(plan, storage_data=_Place(its, folder, rank, location is None, first, sum(counts)))
+            replace(plan, storage_data=_Place(its, folder, destination, rank, location is None, first, sum(counts)))
             for rank, (plan, first) in enumerate(zip(plans, firsts, strict=False), 1)
         ]
 
@@ -211,7 +215,7 @@ class StorageWriter(_StorageWriter):
         if place.is_store:
             _tload.publish_fragments(self._path, text, store=self._pairs())
         else:
-            _publish(Path(place.folder), Path(os.fspath(self._path)), files, text)
+            _publish(place, show(self._path), files, text)
         self._unlock()
 
     def _pairs(self) -> list[tuple[str, str]]:
@@ -224,14 +228,13 @@ class StorageWriter(_StorageWriter):
             message = f"{show(self._path)}: a save is for an empty prefix, and {found!r} is there"
             raise advise(InvalidRequestError, message, "save to another prefix, or remove what is there")
 
-    def _begin(self, location: Path, its: str) -> Path:
-        """Create the directory that the ranks write into, and lock it."""
+    def _begin(self, location: Path, destination: Path, its: str) -> Path:
+        """Create the directory beside the destination that the ranks write into, and lock it."""
         if location.exists() and (not location.is_dir() or any(location.iterdir())):
             message = f"{location}: the directory is not empty"
             raise advise(InvalidRequestError, message, "save to another directory, or remove what is there")
-        location.parent.mkdir(parents=True, exist_ok=True)
-        location = location.parent.resolve() / location.name
-        stage = location.parent / f".{location.name}.tload-{its}"
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        stage = destination.parent / f".{destination.name}.tload-{its}"
         stage.mkdir()
         self._lock = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)
         # Without locks, `remove_incomplete` takes it for that of a killed save.
@@ -287,14 +290,13 @@ def _chunk(item: WriteItem) -> Any:
 
 def _described(name: str, item: WriteItem) -> tuple[str, str, tuple[int, ...]]:
     assert item.tensor_data is not None, "values that are no tensors are refused earlier"  # noqa: S101  # torch's types
+    stored.check_name(name)
     its = item.tensor_data.properties.dtype
     dtype = torch_tensors.dtype_names().get(its)
     if dtype is None:
         message = f"safetensors files have no dtype {its}"
         raise advise(UnsupportedError, message, "convert it with tensor.to(…)", tensor=name)
-    shape = tuple(_chunk(item).sizes)
-    # Two elements are one of torch's.
-    return name, dtype, (*shape[:-1], 2 * shape[-1]) if dtype == "F4" else shape
+    return name, dtype, stored.shape_in_files(name, dtype, tuple(_chunk(item).sizes))
 
 
 def _files(items: Iterable[WriteItem]) -> list[dict[str, WriteItem]]:
@@ -314,8 +316,9 @@ def _local(location: Location) -> Path | None:
     return None if "://" in os.fspath(location) else Path(os.fspath(location))
 
 
-def _publish(stage: Path, location: Path, files: list[str], text: bytes) -> None:
-    """Give the directory with the files of all ranks its name."""
+def _publish(place: _Place, location: str, files: list[str], text: bytes) -> None:
+    """Give the directory with the files of all ranks its name. Errors show `location`."""
+    stage, destination = Path(place.folder), Path(place.destination)
     missing = next((name for name in files if not (stage / name).is_file()), None)
     if missing is not None:
         message = f"{stage}: {missing}, which another rank has written, is not here"
@@ -326,25 +329,29 @@ def _publish(stage: Path, location: Path, files: list[str], text: bytes) -> None
             file.flush()
             os.fsync(file.fileno())
         _sync(stage)
-        stage.rename(stage.parent / location.name)
+        stage.rename(destination)
         _sync(stage.parent)
     except OSError as error:
-        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
             kind = OutOfMemoryError if error.errno == errno.ENOSPC else IoError
             message = f"cannot write {location}: {error.strerror}"
-            raise kind(message, location=str(location)) from error
-        message = f"{location}: {_winner(location)} was faster: its checkpoint is there now"
+            raise kind(message, location=location) from error
+        message = f"{location}: {_winner(destination)} was faster: its checkpoint is there now"
         raise advise(ChangedError, message, "see that no two programs write to the same place") from error
 
 
-def listed(location: str, store: Store | None) -> list[str] | None:
+def listed(location: str, store: Store | None, options: Options | None = None) -> list[str] | None:
     """Return the URLs of the files of a save to a store; `None` if it has not been completed.
+
+    Of the options, `timeout` and `retries` count.
 
     Raises:
         FormatError: The list is none.
     """
     pairs = store_options.resolve(location, store, os.environ)
-    limits = resolve(None, OptionKeywords(), variables=("timeout",))
+    limits = resolve(options, OptionKeywords(), variables=("retries", "timeout"))
+    if limits.retries is not None:
+        pairs.append(("retries", str(limits.retries)))
     text = _tload.read_beside(location, LIST, bytes_max=LIST_BYTES_MAX, options=limits, store=pairs)
     if text is None:
         return None

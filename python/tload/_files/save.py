@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tload import _tload
+from tload._errors import InvalidRequestError
 from tload._options import store_options
 from tload._report import spans
 from tload._report.decode import decode
@@ -68,6 +69,9 @@ def _texts(metadata: Mapping[str, str]) -> dict[str, str]:
             if not isinstance(text, str):
                 message = f"metadata[{pair[0]!r}]: wanted a str, found {type(text).__qualname__}"
                 raise TypeError(message)
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                message = f"metadata[{pair[0]!r}] is not Unicode"
+                raise InvalidRequestError(message)
     return dict(metadata)
 
 

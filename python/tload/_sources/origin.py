@@ -47,6 +47,8 @@ class Origin:
     follow_symlinks: bool
     key: Key | None = None
     """Key that the caller passed; that of the environment is read at each opening."""
+    folder: str | None = None
+    """Current directory, if a path is relative to it, and it is known."""
     single_file_first: bool = False
     """`True` to read `model.safetensors` even if there is an index, as in transformers."""
 
@@ -78,10 +80,12 @@ class Origin:
         Paths are absolute, and models of a Hub are of the commit that is open.
         """
         given = self.source if isinstance(self.source, list) else [self.source]
+        if self.folder is not None:
+            given = [os.path.join(self.folder, each) if _is_path(each) else each for each in given]  # noqa: PTH118
         found = raw.locations_elsewhere(given)
         locations = [own if other is None else other for own, other in zip(given, found, strict=True)]
         source = locations if isinstance(self.source, list) else locations[0]
-        return dataclasses.replace(self, source=source), None in found
+        return dataclasses.replace(self, source=source, folder=None), None in found
 
 
 def origin_of(
@@ -91,11 +95,25 @@ def origin_of(
     follows_links = follows(follow_symlinks, os.environ)
     if isinstance(source, (str, os.PathLike)):
         check_location("source", source)
-        return Origin(source, store_options.read(store), follows_links, key)
+        return Origin(source, store_options.read(store), follows_links, key, _current_folder([source]))
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Sequence):
         message = f"source: wanted a str, an os.PathLike, or a list of them, found {type(source).__qualname__}"
         raise TypeError(message)
     locations = list(source)
     for index, location in enumerate(locations):
         check_location(f"source[{index}]", location)
-    return Origin(locations, store_options.read(store), follows_links, key)
+    return Origin(locations, store_options.read(store), follows_links, key, _current_folder(locations))
+
+
+def _current_folder(locations: list[Location]) -> str | None:
+    """Return the current directory if one of the locations is relative to it."""
+    if not any(_is_path(each) and not os.path.isabs(each) for each in locations):  # noqa: PTH117
+        return None
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return None
+
+
+def _is_path(location: Location) -> bool:
+    return not isinstance(location, str) or "://" not in location

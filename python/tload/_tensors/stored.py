@@ -49,6 +49,7 @@ def described(name: str, value: Any) -> Stored:
     if not isinstance(name, str):
         message = f"wanted a str as the name of a tensor, found {type(name).__qualname__}"
         raise TypeError(message)
+    check_name(name)
     if _is_torch(value):
         return _torch(name, value)
     numpy = sys.modules.get("numpy")
@@ -56,6 +57,28 @@ def described(name: str, value: Any) -> Stored:
         return _numpy(name, value)
     message = f"wanted a tensor of torch or an array of numpy, found {type(value).__qualname__}"
     raise _refused(InvalidRequestError, name, message, "convert it, for example with numpy.asarray")
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidRequestError` for a name that files cannot have."""
+    # The extension module would raise a `UnicodeEncodeError`.
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        message = f"the name of a tensor, {name!r}, is not Unicode"
+        raise advise(InvalidRequestError, message, "rename the tensor", tensor=name)
+
+
+def shape_in_files(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a tensor of torch as files have it.
+
+    Raises:
+        UnsupportedError: There is none.
+    """
+    if dtype != "F4":
+        return shape
+    if not shape:
+        message = "has no dimension, and torch packs two elements of this dtype (F4) into one"
+        raise _refused(UnsupportedError, name, message, "pass tensor.reshape(1)")
+    return (*shape[:-1], 2 * shape[-1])
 
 
 def _refused(error: type[Error], name: str, message: str, hint: str) -> Error:
@@ -71,7 +94,9 @@ def _torch(name: str, tensor: torch.Tensor) -> Stored:
     import torch
 
     message = hint = None
-    if tensor.layout != torch.strided:
+    if tensor.is_nested:
+        message, hint = "is a nested tensor", "pass each tensor of tensor.unbind()"
+    elif tensor.layout != torch.strided:
         message, hint = f"is a tensor of the layout {tensor.layout}", "pass tensor.to_dense()"
     elif tensor.device.type == "meta":
         message, hint = "is on the device meta and has no bytes", "load the weights first"
@@ -87,11 +112,7 @@ def _torch(name: str, tensor: torch.Tensor) -> Stored:
     if dtype is None:
         message = f"safetensors files have no dtype {tensor.dtype}"
         raise _refused(UnsupportedError, name, message, "convert it with tensor.to(…)")
-    shape = tuple(tensor.shape)
-    if dtype == "F4":
-        # Two elements are one of torch's.
-        shape = (*shape[:-1], 2 * shape[-1])
-    return Stored(name, dtype, shape, tensor.detach())
+    return Stored(name, dtype, shape_in_files(name, dtype, tuple(tensor.shape)), tensor.detach())
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
@@ -128,6 +149,11 @@ def _torch_pieces(tensor: torch.Tensor) -> Iterator[Any]:
 
 
 def _numpy(name: str, array: np.ndarray[Any, Any]) -> Stored:
+    import numpy as np
+
+    if np.ma.is_masked(array):
+        raise _refused(InvalidRequestError, name, "has masked elements, which have no value", "pass array.filled()")
+    array = np.asarray(array)
     dtype = numpy_arrays.dtype_names().get(array.dtype.name)
     if dtype is None:
         message = f"safetensors files have no dtype {array.dtype}"

@@ -8,8 +8,12 @@ import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tload.safetensors._errors import SafetensorError
-from tload.safetensors._open import safe_open
+from tload import _tload
+from tload._checkpoint.checkpoint import Checkpoint
+from tload._errors import Error
+from tload._sources.origin import Origin
+from tload.safetensors._errors import SafetensorError, as_safetensors
+from tload.safetensors._source import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +30,25 @@ def load_bytes(content: bytes, framework: str) -> dict[str, Any]:
         raise TypeError(f"data: wanted bytes, found {type(content).__qualname__}")
     with _as_file(content) as path:
         try:
-            with safe_open(path, framework, backend="pread") as file:
-                return file.get_tensors()
+            with _opened(path) as checkpoint:
+                return Opened(checkpoint, framework, "cpu", "pread", None, cache="buffered").tensors()
         except SafetensorError as error:
             # The path is internal: errors call it "the bytes".
             message = str(error).replace(path, "the bytes").replace("deserializing header:", "deserializing:")
             raise SafetensorError(message) from error
+        except Error as error:
+            error.args = (str(error).replace(path, "the bytes"),)
+            error.location = None
+            if isinstance(error, OSError):
+                error.filename = None
+            raise
+
+
+def _opened(path: str) -> Checkpoint:
+    """Open the file, which is never sealed: keys and stores of the environment are not for it."""
+    with as_safetensors():
+        raw = _tload.Checkpoint.open(path, store=[], key=None, follow_symlinks=False, single_file_first=False)
+        return Checkpoint(raw, Origin(path, [], follow_symlinks=False))
 
 
 @contextmanager

@@ -77,9 +77,9 @@ class safe_open:  # noqa: N801  # the package's name
         backend: `"mmap"`: tensors on the CPU are views of the file, without a copy, if it is a
             single local file. While such a tensor lives, the file must not be truncated or
             overwritten in place. `"pread"`, and in all other cases: tensors are read into memory of
-            their own. If `TLOAD_VERIFY` turns on verification, they always are: each tensor is then
-            compared before it is returned, even if only a part of it is requested. Default:
-            `"mmap"`.
+            their own. So are several tensors at once if `TLOAD_ENGINE` sets an engine. If
+            `TLOAD_VERIFY` turns on verification, they always are: each tensor is then compared
+            before it is returned, even if only a part of it is requested. Default: `"mmap"`.
         store: Options of object stores: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the source's directory: see
             `tload.open`.

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from tload._checkpoint.checkpoint import Checkpoint
 from tload._checkpoint.opening import open as open_checkpoint
 from tload._errors import NoSuchTensorError, NotFoundError
-from tload._options.load_options import verifies
+from tload._load import read_one
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import Options, resolve, verifies
 from tload._report.readers import readers
 from tload._sources.locations import SCHEMES
 from tload._sources.opened import open_raw
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from tload._sources.entries import TensorInfo
     from tload.safetensors._frameworks import Framework
     from tload.safetensors._index import Basic
-    from tload.typing import Source, Store
+    from tload.typing import Cache, Source, Store
 
 BACKENDS = ("mmap", "pread")
 
@@ -47,13 +49,15 @@ class Opened:
     Slices keep it open after its handle is closed.
     """
 
-    __slots__ = ("backend", "checkpoint", "device", "framework", "is_verified", "memory")
+    __slots__ = ("backend", "cache", "checkpoint", "device", "framework", "is_verified", "memory")
 
     checkpoint: Checkpoint
     framework: Framework
     device: str
     """Device of the tensors, in torch's notation."""
     backend: str
+    cache: Cache | None
+    """Cache for tensors in memory of their own. `None`: that of the environment."""
     is_verified: bool
     """`True` if bytes are verified before tensors are returned: then whole tensors are read."""
     memory: mmap.mmap | None
@@ -69,10 +73,12 @@ class Opened:
         store: Store | None,
         *,
         follow_symlinks: bool | None = None,
+        cache: Cache | None = None,
     ) -> None:
         """Open the source and read its header.
 
-        It is mapped if `backend` is "mmap" and it is one local file.
+        It is mapped if `backend` is "mmap" and it is one local file. `cache` overrides that of the
+        environment.
         """
         self.framework = framework_of(framework, device)
         self.device = device_of(device, self.framework)
@@ -81,6 +87,9 @@ class Opened:
         if backend not in BACKENDS:
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self.backend = backend
+        if cache is None and resolve(None, OptionKeywords(), variables=("cache",)).cache == "map":
+            cache = "auto"
+        self.cache = cache
         self.is_verified = verifies()
         path = _path(filename)
         is_mapped = backend == "mmap" and not self.is_on_gpu and not self.is_verified
@@ -216,8 +225,11 @@ class Opened:
         device = self.device if self.is_on_gpu else "cpu"
         # A part has no digest.
         part = None if self.is_verified else index
+        wanted = ... if part is None else part
         with as_safetensors():
-            read = self.checkpoint.read(info.name, ... if part is None else part, framework=framework, device=device)
+            read = read_one.read(
+                self.checkpoint, info.name, wanted, framework, device, options=Options(cache=self.cache)
+            )
         return read if index is None or part is not None else self.cut(read, info, index)
 
 

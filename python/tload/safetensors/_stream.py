@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tload._load.load import stream as stream_tensors
-from tload._options.keywords import LoadKeywords
+from tload._options.keywords import LoadKeywords, OptionKeywords
+from tload._options.load_options import resolve
 from tload._report.readers import readers
 from tload.safetensors._errors import as_safetensors
 from tload.safetensors._index import packed
@@ -36,14 +37,15 @@ class PartStream:
         slices = {name: index for name, index in indices.items() if index is not None}
         # A part has no digest of its own: it is cut from the whole tensor after verification.
         self._cuts = slices if opened.is_verified else {}
+        # Parts may have gaps, which a view of a file would include. No engine reads views.
+        engine = resolve(None, OptionKeywords(), variables=("engine",)).engine
+        self._is_view = opened.is_mapped and not slices and engine in {None, "auto"}
+        keywords["cache"] = "map" if self._is_view else opened.cache
         if slices and not opened.is_verified:
             keywords["slices"] = slices
-        elif opened.is_mapped and not slices:
-            # Parts may have gaps, which a view of a file would include.
-            keywords["cache"] = "map"
+        elif self._is_view:
             keywords["writable"] = True
         self._opened = opened
-        self._is_view = keywords.get("cache") == "map"
         with as_safetensors():
             self._stream: TensorStream[Any] = stream_tensors(
                 opened.checkpoint, framework="torch" if opened.framework.is_torch else "numpy", **keywords

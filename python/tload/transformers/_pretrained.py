@@ -9,6 +9,7 @@ import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 from tload._checkpoint.checkpoint import Checkpoint, opened_with
 from tload._checkpoint.opening import open_for
@@ -18,7 +19,7 @@ from tload._load.load import require_files
 from tload._options.keywords import OptionKeywords
 from tload._options.load_options import Options, is_chosen, is_strict, resolve
 from tload._patch import SharedChange, patch
-from tload._ranks.group import raw_group
+from tload._ranks.group import Group, raw_group
 from tload._sources.locations import SCHEMES
 from tload._sources.opened import refuse_store, show
 from tload._sources.origin import Opening
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tload._ranks.group import Group
     from tload.typing import Source, Store
 
 ADAPTER = "adapter_config.json"
@@ -43,6 +43,9 @@ ADAPTER = "adapter_config.json"
 
 NAMES_SHOWN = 10
 """Maximum number of tensors that an error names."""
+
+HUB_URL = re.compile(r"(?i:hf)://(?:models/)?[^/@]+/[^/@]+(?:@(?P<revision>[^/]+))?(?:/.*)?")
+"""URL of a model of the Hub, or of something in it."""
 
 HUB_LOCATION = re.compile(r"hf://(?P<id>[^/@]+/[^/@]+)@(?P<commit>[^/]+)/?")
 """URL of an open model of the Hub, including the files beside its weights."""
@@ -54,6 +57,12 @@ OTHER_WEIGHTS = {
     "subfolder": "pass the subfolder as source",
 }
 """Arguments of transformers for the location of weights, which `source` replaces."""
+
+OF_DOWNLOADS = {
+    "local_files_only": 'set HF_HUB_OFFLINE=1, or pass store={"cache_check": "offline"} with its cache_dir',
+    "force_download": "leave it out, or pass a directory that was downloaded anew",
+}
+"""Arguments of transformers for files of the Hub, which would reach only the configuration."""
 
 
 def from_pretrained(
@@ -102,8 +111,9 @@ def from_pretrained(
             `tload.open`.
         options: Limits and preferences of reading. `memory_limit` and `device_memory_limit` apply
             to each of two concurrent streams; in addition, up to 1 GiB of tensors may wait to be
-            requested. Default: those of `tload.stream`; but in CPU memory, parameters are private
-            views of local files (`cache="map"`), as with transformers' own loader.
+            requested. `dtype` is refused: it is an argument of its own. Default: those of
+            `tload.stream`; but in CPU memory, parameters are private views of local files
+            (`cache="map"`), as with transformers' own loader.
         group: Load together with the other ranks of a `Group`, which call this function with the
             same model: a node reads the weights once, also with a tensor parallel plan or FSDP
             (`distributed_config`). Parameters are copies that no ranks share. Each 512 MiB of
@@ -113,7 +123,11 @@ def from_pretrained(
         **kwargs: As in transformers (`attn_implementation`, `quantization_config`,
             `output_loading_info`, `trust_remote_code` for the configuration, …), except
             `state_dict`, `gguf_file`, `variant` and `subfolder`. With `use_safetensors=False`,
-            transformers reads files of PyTorch from a local directory itself. Weights that
+            transformers reads files of PyTorch from a local directory itself, without `store`,
+            `follow_symlinks` and `group`. `token` and `cache_dir` are for the configuration, if
+            transformers finds it on the Hub; the weights are read with `store`. With a URL,
+            `local_files_only` and `force_download` are refused, and so is a `revision` that is not
+            the one of the URL (`hf://org/name@v1`). Weights that
             `device_map` leaves on "disk" are read from local files on use; from a URL, they are
             written to `offload_folder`.
 
@@ -124,8 +138,9 @@ def from_pretrained(
     Raises:
         Error: Any failure of reading: see `tload.stream`.
         InvalidRequestError: `config` is missing, and there is none beside `source`; an argument gives
-            another location of weights; `store` is passed with an open checkpoint; or `verify` is
-            `"require"`, and transformers reads files of this model itself.
+            another location of weights, or would only reach the configuration; `options` has a
+            `dtype`; `store` is passed with an open checkpoint; or `verify` is `"require"`, and
+            transformers reads files of this model itself.
         UnsupportedError: transformers is missing or older than version 5; the model's code is not
             part of it; the model has an adapter (with peft installed); DeepSpeed's ZeRO-3 is on; or
             weights were left without memory.
@@ -136,21 +151,22 @@ def from_pretrained(
         >>> from transformers import AutoModelForCausalLM
         >>> model = from_pretrained(AutoModelForCausalLM, "s3://bucket/model")
     """
-    _check_order(cls, source)
-    _check_transformers()
-    if isinstance(source, Checkpoint):
-        refuse_store(source, store)
-    location = source.location if isinstance(source, Checkpoint) else source
-    _check_integrations(location)
-    _check_keywords(kwargs)
-    together = Opening.of(raw_group(group), resolve(options, OptionKeywords()))
-    folder = _folder(location)
-
-    # As in transformers, `model.safetensors` comes before an index.
-    opening = partial(
-        open_for, options=options, follow_symlinks=follow_symlinks, single_file_first=True, opening=together
-    )
     with _leaving_on_failure(group), contextlib.ExitStack() as stack:
+        _check_order(cls, source)
+        _check_transformers()
+        if isinstance(source, Checkpoint):
+            refuse_store(source, store)
+        location = source.location if isinstance(source, Checkpoint) else source
+        _check_integrations(location)
+        _check_keywords(kwargs)
+        resolved = resolve(options, OptionKeywords())
+        _check_dtype(resolved)
+        together = Opening.of(raw_group(group), resolved)
+        folder = _folder(location)
+        # As in transformers, `model.safetensors` comes before an index.
+        opening = partial(
+            open_for, options=options, follow_symlinks=follow_symlinks, single_file_first=True, opening=together
+        )
         checkpoint = source if isinstance(source, Checkpoint) else None
         if checkpoint is None and _is_on_hub(source):
             # A revision may move on, and the cache of the Hub's tools may be at another commit: the
@@ -158,6 +174,7 @@ def from_pretrained(
             checkpoint = stack.enter_context(opening(source, store))
         # The location of an open checkpoint is shown without secrets.
         url, url_store = (source, store) if checkpoint is None else opened_with(checkpoint)
+        _check_of_hub(location, url, kwargs)
         if config is None:
             config = _config_beside(
                 cls, source, url, url_store, kwargs=kwargs, options=options, opening=opening, stack=stack
@@ -170,7 +187,9 @@ def from_pretrained(
             kwargs["generation_config"] = _generation_config(place, kwargs)
         kwargs["config"] = config
         if kwargs.get("use_safetensors") is False:
-            return _load_pickled(cls, source, model_args, kwargs, options)
+            _check_pickled(source, resolved, store=store or None, follow_symlinks=follow_symlinks, group=group)
+            with patch():
+                return cls.from_pretrained(str(_directory(source)), *model_args, **kwargs)
         _check_verified(cls, config, location, options)
         named = None
         if not isinstance(source, Checkpoint):
@@ -209,7 +228,7 @@ def _config_beside(
             message = f"{show(source)}: transformers would read the configuration of the local directory {hub['id']!r}"
             hint = "load it from another working directory, or pass config="
             raise advise(InvalidRequestError, message, hint)
-        kwargs.setdefault("revision", hub["commit"])
+        kwargs["revision"] = hub["commit"]
         return hub["id"]
     location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
@@ -290,29 +309,24 @@ def _leaving_on_failure(group: Group | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if group is not None:
+        if isinstance(group, Group):
             group.close()
         raise
 
 
-def _load_pickled(
-    cls: Any,
-    source: Source,
-    model_args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options | None,
-) -> Any:
-    """Let transformers load files of PyTorch, as the caller demands."""
+def _check_pickled(source: Source, options: Options, **keywords: object) -> None:
+    """Raise `InvalidRequestError` if transformers cannot load files of PyTorch as demanded."""
     folder = _directory(source)
     found = f"{show(source)}: use_safetensors=False asks for files of PyTorch"
     if folder is None:
         message = f"{found}, which tload does not read, and transformers reads only from a local directory"
         raise advise(InvalidRequestError, message, "leave use_safetensors out, or copy the directory (tload cp)")
-    if is_strict(resolve(options, OptionKeywords())):
+    if is_strict(options):
         message = f"{found}, which cannot be verified, as verify= requires"
         raise advise(InvalidRequestError, message, "use safetensors files, or set verify to auto or off")
-    with patch():
-        return cls.from_pretrained(str(folder), *model_args, **kwargs)
+    if given := [name for name, value in keywords.items() if value is not None]:
+        message = f"{found}, which transformers reads itself, without {given[0]}="
+        raise advise(InvalidRequestError, message, f"leave {given[0]}= out, or use safetensors files")
 
 
 def _may_be_mapped(checkpoint: Checkpoint) -> bool:
@@ -333,6 +347,36 @@ def _check_keywords(kwargs: dict[str, Any]) -> None:
     for name, hint in OTHER_WEIGHTS.items():
         if kwargs.pop(name, None) not in (None, ""):  # it may be a dict
             raise advise(InvalidRequestError, f"{name}= and source both say where the weights are", hint)
+
+
+def _check_dtype(options: Options) -> None:
+    """Raise `InvalidRequestError` if options convert dtypes, which transformers chooses."""
+    if options.dtype is not None:
+        message = f"dtype={options.dtype} in options= has no meaning here: transformers chooses the model's dtype"
+        raise advise(InvalidRequestError, message, "pass dtype= of from_pretrained")
+
+
+def _check_of_hub(location: Source, url: Any, kwargs: dict[str, Any]) -> None:
+    """Raise `InvalidRequestError` for arguments that would reach only the configuration of a URL.
+
+    Args:
+        location: The location as the caller wrote it.
+        url: Location of what was opened: models of the Hub are of a commit.
+        kwargs: Arguments of transformers.
+    """
+    places = [(location, url)] if isinstance(url, (str, os.PathLike)) else [(each, each) for each in url]
+    for place in places:
+        if not _configuration.is_url(place[1]):
+            continue
+        for name, hint in OF_DOWNLOADS.items():
+            if kwargs.get(name):
+                message = f"{show(place[0])}: {name}= has no effect on weights that tload reads from a URL"
+                raise advise(InvalidRequestError, message, hint)
+        found = [match for each in place if (match := HUB_URL.fullmatch(str(each)))]
+        revision = kwargs.get("revision")
+        if found and revision not in (None, *(unquote(match["revision"] or "main") for match in found)):
+            message = f"{show(place[0])}: revision={revision!r} is not that of the URL, from which weights are read"
+            raise advise(InvalidRequestError, message, f"pass hf://org/name@{quote(str(revision), safe='')}")
 
 
 def _check_order(cls: object, source: object) -> None:
