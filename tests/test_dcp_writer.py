@@ -340,6 +340,7 @@ def test_list_of_files_is_read_with_the_options_of_the_reader(web: servers.Web) 
         listed(retries=0)
     assert caught.value.attempts == 1
     web.refuses, web.stall_from = bool, 0
+    # The server never answers: any stage may be the one that it ends.
     with pytest.raises(tload.LoadTimeoutError):
         listed(timeout=0.5)
 

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
 use tload::{Checkpoint, Dtype, Error, Result, TensorInfo};
-use tload_format::{HEADER_BYTES_MAX, LENGTH_BYTES, parse};
+use tload_format::{HEADER_BYTES_MAX, parse};
 use tload_partial::Partial;
 
 use crate::output::fill;
@@ -419,7 +419,9 @@ fn describe_files(
     for (number, shard) in new.shards().iter().enumerate() {
         let len = usize::try_from(shard.header_bytes()).expect("headers are bounded");
         let header = shard.source().fetch(0, len)?;
-        let text = header.get(LENGTH_BYTES as usize..).unwrap_or_default();
+        let text = header
+            .split_first_chunk::<8>()
+            .map_or(&[][..], |(_, text)| text);
         let parsed = parse(text, shard.file_bytes()).map_err(|error| {
             Error::unsupported("a patch is of safetensors files only")
                 .with_location(shard.location())

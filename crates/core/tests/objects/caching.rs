@@ -327,8 +327,8 @@ fn stale_answers_are_forgotten_when_bytes_are_missing() {
     assert_all(&load_cached(&never, KEY).0, &[&new]);
 }
 
-/// Some of a checkpoint's objects are opened in the state that the cache knows, and others have to be
-/// asked about, when all have been replaced.
+/// Some of a checkpoint's objects are opened in the state that the cache knows, and others have to
+/// be asked about, when all have been replaced.
 #[test]
 fn states_of_two_times_are_not_mixed() {
     let shards = |seed| [even("a", seed, 4, 1 << 20), even("b", seed + 1, 8, 1 << 20)];

@@ -125,8 +125,8 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Returns whether states of some objects come from the cache, and those of others from a store:
-    /// they may be of different times.
+    /// Returns whether states of some objects come from the cache, and those of others from a
+    /// store: they may be of different times.
     pub fn mixes_states(&self) -> bool {
         let has = |it: &AtomicBool| it.load(Ordering::Relaxed);
         check(&self.options) == Check::Never && has(&self.has_recalled) && has(&self.has_asked)
