@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tload_pydelta::{After, Control, Work};
-use tload_pymemory::error::exception;
 
 use crate::checkpoint::Checkpoint;
 use crate::interrupt;

@@ -24,7 +24,7 @@ impl FakeGcs {
     /// Starts a server. It works behind a proxy on 127.0.0.1: requests may name any port of it.
     pub fn start() -> Result<Self, String> {
         let program = tool("fake-gcs-server")?;
-        let ready = Ready::Answers("/_internal/healthcheck");
+        let ready = Ready::Succeeds("/_internal/healthcheck");
         let (process, [port]) = Process::start(ready, |folder, [port]| {
             let mut command = command(&program, folder);
             command

@@ -38,6 +38,9 @@ const TAIL_BYTES: usize = 2000;
 pub(super) enum Ready {
     /// It responds to a GET for this path, with any status.
     Answers(&'static str),
+    /// It responds to a GET for this path with success, as no other server does. For servers that
+    /// start slowly, whose port another process may take meanwhile.
+    Succeeds(&'static str),
     /// It accepts connections: no more can be checked for TLS without a client for it.
     Listens,
 }
@@ -127,6 +130,7 @@ impl Ready {
         let address = local(port);
         match self {
             Self::Answers(path) => Request::new("GET", path).send(&address).is_ok(),
+            Self::Succeeds(path) => Request::new("GET", path).succeed(&address).is_ok(),
             Self::Listens => TcpStream::connect(address).is_ok(),
         }
     }

@@ -133,7 +133,7 @@ impl Moto {
     /// Starts a server that accepts every request, whatever its signature.
     pub fn start() -> Result<Self, String> {
         let program = tool("moto")?;
-        let (process, [port]) = Process::start(Ready::Answers("/moto-api/"), |folder, [port]| {
+        let (process, [port]) = Process::start(Ready::Succeeds("/moto-api/"), |folder, [port]| {
             let mut command = command(&program, folder);
             command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
             Ok(command)

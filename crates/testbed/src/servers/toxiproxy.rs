@@ -47,7 +47,7 @@ impl Toxiproxy {
     /// Starts a toxiproxy.
     pub fn start() -> Result<Self, String> {
         let program = tool("toxiproxy")?;
-        let (process, [port]) = Process::start(Ready::Answers("/version"), |folder, [port]| {
+        let (process, [port]) = Process::start(Ready::Succeeds("/version"), |folder, [port]| {
             let mut command = command(&program, folder);
             command.args(["-host", "127.0.0.1", "-port", &port.to_string()]);
             Ok(command)
