@@ -328,7 +328,7 @@ def test_tensors_that_sglang_picks_are_updated_alone(tmp_path: Path) -> None:
     assert update(model, model_config, write(tmp_path / "new", new), lambda name: name == "up")[0]
     wanted[64:128] = torch.frombuffer(bytearray(new["up"].raw), dtype=torch.uint8)
     assert torch.equal(model.answer(), wanted)
-    # What the first load used is still known: all of it is required of whole updates.
+    # A whole update has to have every tensor that the first load used.
     del new["norm"]
     assert not update(model, model_config, write(tmp_path / "part", new))[0]
     assert torch.equal(model.answer(), wanted)
